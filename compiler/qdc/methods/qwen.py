@@ -1,0 +1,206 @@
+"""Qwen3.5 text models: built from sizes, loaded from a Hugging Face folder, run with taps.
+
+The model classes are those of transformers (`Qwen3_5ForCausalLM`); the gated delta rule and its convolution are
+replaced, on the CPU, by `gated_delta`. This module knows folders and tensors, not recipes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers.models.qwen3_5 import modeling_qwen3_5 as stock
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+
+from qdc.core.errors import COULD_NOT, QdcError
+from qdc.methods import gated_delta
+
+ARCHITECTURE = "Qwen3_5ForCausalLM"
+STOCK_RULE: Callable[..., Any] = stock.torch_chunk_gated_delta_rule
+STOCK_CONVOLUTION: Callable[..., Any] = stock.causal_conv1d_fn
+
+
+def _rule(query: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+    quick = query.device.type == "cpu"
+    return (gated_delta.chunk_gated_delta_rule if quick else STOCK_RULE)(query, *arguments, **named)
+
+
+def _convolution(hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+    quick = hidden_states.device.type == "cpu"
+    return (gated_delta.causal_conv1d if quick else STOCK_CONVOLUTION)(hidden_states, *arguments, **named)
+
+
+def install_fast_rule() -> None:
+    """Use `gated_delta` for every Qwen3.5 model of this process (CPU tensors only)."""
+    stock.torch_chunk_gated_delta_rule = _rule
+    stock.causal_conv1d_fn = _convolution
+
+
+def remove_fast_rule() -> None:
+    """Back to the functions of transformers (to compare with them)."""
+    stock.torch_chunk_gated_delta_rule = STOCK_RULE
+    stock.causal_conv1d_fn = STOCK_CONVOLUTION
+
+
+def text_config(architecture: dict[str, Any], vocab_size: int, special: dict[str, int]) -> dict[str, Any]:
+    """The `config.json` of a small Qwen3.5 from a recipe's `architecture`; `special`: ids of pad and eos."""
+    attention, linear = architecture["attention"], architecture["linear_attention"]
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "qwen3_5_text",
+        "dtype": "bfloat16",
+        "vocab_size": vocab_size,
+        "hidden_size": architecture["hidden_size"],
+        "intermediate_size": architecture["intermediate_size"],
+        "num_hidden_layers": len(architecture["layers"]),
+        "layer_types": list(architecture["layers"]),
+        "num_attention_heads": attention["heads"],
+        "num_key_value_heads": attention["kv_heads"],
+        "head_dim": attention["head_dim"],
+        "linear_num_key_heads": linear["key_heads"],
+        "linear_num_value_heads": linear["value_heads"],
+        "linear_key_head_dim": linear["head_dim"],
+        "linear_value_head_dim": linear["head_dim"],
+        "linear_conv_kernel_dim": linear["conv_kernel"],
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": float(architecture["rope_theta"]),
+            "partial_rotary_factor": 0.25,
+        },
+        "max_position_embeddings": architecture["max_position_embeddings"],
+        "initializer_range": float(architecture["init_range"]),
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "bos_token_id": None,
+        "pad_token_id": special["pad"],
+        "eos_token_id": special["eos"],
+    }
+
+
+def build_model(config: dict[str, Any], seed: int) -> torch.nn.Module:
+    """A fresh FP32 model with weights drawn from `seed`, in training mode."""
+    install_fast_rule()
+    torch.manual_seed(seed)
+    model: torch.nn.Module = stock.Qwen3_5ForCausalLM(_parsed(config))
+    model.train()
+    return model
+
+
+def _parsed(config: dict[str, Any]) -> Any:
+    values = {k: v for k, v in config.items() if k not in ("architectures", "quantization_config")}
+    parsed = Qwen3_5TextConfig.from_dict(values)
+    parsed._attn_implementation = "sdpa"
+    return parsed
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json` of a model folder. Raises QdcError unless it is a Qwen3.5 text model."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    if ARCHITECTURE not in config.get("architectures", []):
+        raise QdcError(
+            "methods.qwen.architecture",
+            f"the architecture {config.get('architectures')} is not {ARCHITECTURE}",
+            file=folder / "config.json",
+            exit_code=COULD_NOT,
+        )
+    return config
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of the folder's safetensors files, as stored."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise QdcError("methods.qwen.weights", "no safetensors file", file=folder, exit_code=COULD_NOT)
+    weights: dict[str, torch.Tensor] = {}
+    for file in files:
+        weights.update(load_file(file))
+    return weights
+
+
+def model_from(
+    config: dict[str, Any], weights: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32
+) -> torch.nn.Module:
+    """A model in eval mode with exactly these weights, converted to `dtype`; each tensor must be there.
+
+    Raises QdcError on missing or unknown tensor names. `lm_head.weight` may be absent when tied.
+    """
+    install_fast_rule()
+    parsed = _parsed(config)
+    with torch.device("meta"):
+        model: torch.nn.Module = stock.Qwen3_5ForCausalLM(parsed)
+    values = {name: tensor.to(dtype, copy=True) for name, tensor in weights.items()}
+    missing, unknown = model.load_state_dict(values, strict=False, assign=True)
+    tied = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
+    if set(missing) - tied or unknown:
+        raise QdcError(
+            "methods.qwen.tensors",
+            f"missing tensors {sorted(set(missing) - tied)[:3]}, unknown tensors {sorted(unknown)[:3]}",
+            exit_code=COULD_NOT,
+        )
+    if tied:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    model.model.rotary_emb = stock.Qwen3_5TextRotaryEmbedding(parsed)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model.eval()
+
+
+def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """The model of a folder with plain (not packed) weights, in eval mode, without gradients."""
+    return model_from(read_config(folder), read_weights(folder), dtype)
+
+
+def positions(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Position ids [B, T] that count only the tokens shown by `attention_mask` [B, T] (left or right padding)."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def forward(
+    model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Logits [B, T, V] of `input_ids` [B, T]; without a mask every token counts, positions 0..T-1."""
+    if attention_mask is None:
+        logits: torch.Tensor = model(input_ids=input_ids, use_cache=False).logits
+        return logits
+    masked: torch.Tensor = model(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        position_ids=positions(attention_mask),
+        use_cache=False,
+    ).logits
+    return masked
+
+
+def forward_taps(
+    model: torch.nn.Module,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    taps: Sequence[int],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [B, T, V] and the outputs of decoder layers `taps`, joined: [B, T, len(taps) * hidden].
+
+    Tap i is the residual stream after decoder layer i, counted from 0 (the z-lab convention).
+    """
+    seen: dict[int, torch.Tensor] = {}
+
+    def keep(index: int) -> Callable[..., None]:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            seen[index] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    handles = [model.model.layers[i].register_forward_hook(keep(i)) for i in taps]
+    try:
+        logits = forward(model, input_ids, attention_mask)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return logits, torch.cat([seen[i] for i in taps], dim=-1)
