@@ -1,0 +1,287 @@
+"""The content-addressed store: files by digest, trees of files, and records of what made them.
+
+    objects/sha256/<2 hex>/<64 hex>   read-only files, each once
+    trees/<64 hex>.json               a folder as data
+    records/<key>/<n>.json            what a stage made under a key (n counts differing reruns)
+    builds/<id>.json                  build records
+    logs/<key>.log, partial/<key>/    what a failed or running stage leaves, for that key alone
+    memo/                             stat memos and other caches; deleting it costs time only
+    staging/, locks/                  work in progress
+
+Publishing is: hash and fsync each file, rename it into objects, write the tree, then the record, each atomically.
+A kill at any instant leaves either no record or a whole one. The store knows nothing of recipes or stages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from qdc.core import canonical
+from qdc.core.errors import COULD_NOT, QdcError
+from qdc.core.files import fsync_folder, sha256_file, write_atomic
+from qdc.store.memo import StatMemo
+from qdc.store.trees import Entry, Tree, list_files
+
+
+class Store:
+    """A store at `root` (made on first write). All methods raise QdcError with exit code 4 on disk trouble."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.memo = StatMemo(root / "memo" / "stat.json")
+
+    # Files and trees
+
+    def object_path(self, sha256: str) -> Path:
+        """Where the file with this digest is, or would be."""
+        return self.root / "objects" / "sha256" / sha256[:2] / sha256
+
+    def resolve(self, sha256: str) -> Path:
+        """The file with this digest; QdcError if it is not here."""
+        path = self.object_path(sha256)
+        if not path.is_file():
+            raise QdcError("store.missing", f"the store has no object {sha256}", file=path, exit_code=COULD_NOT,
+                           hint="`qdc build RECIPE` makes what is missing")
+        return path
+
+    def tree(self, digest: str) -> Tree | None:
+        """The tree with this digest, or None if it is not here or not what its name says."""
+        try:
+            value = json.loads((self.root / "trees" / f"{digest}.json").read_bytes())
+            tree = Tree.from_json(value)
+        except (OSError, ValueError, TypeError):
+            return None
+        return tree if tree.digest == digest else None
+
+    def has_tree(self, digest: str) -> bool:
+        """Whether the tree and each of its files are here with their sizes (contents: see `verify`)."""
+        tree = self.tree(digest)
+        return tree is not None and all(self._same_size(entry) for entry in tree.entries)
+
+    def _same_size(self, entry: Entry) -> bool:
+        try:
+            return os.stat(self.object_path(entry.sha256)).st_size == entry.size
+        except OSError:
+            return False
+
+    def ingest(self, folder: Path) -> Tree:
+        """Copy a folder of the user's into the store; files known by stat are not read again."""
+        entries = []
+        for path in list_files(folder):
+            sha256 = self.memo.digest(path)
+            if not self.object_path(sha256).is_file():
+                with self.staging() as work:
+                    copy = work / "file"
+                    shutil.copyfile(path, copy)
+                    if sha256_file(copy) != sha256:
+                        raise QdcError("store.changing", f"`{path}` changed while it was read", exit_code=COULD_NOT,
+                                       hint="build again when nothing writes to it")
+                    self._adopt(copy, sha256)
+            name = path.relative_to(folder).as_posix()
+            entries.append(Entry(name, path.stat().st_size, _mode(path), sha256))
+        tree = Tree(tuple(entries))
+        self._write_tree(tree)
+        self.memo.save()
+        return tree
+
+    def publish(self, folder: Path) -> Tree:
+        """Move a finished staging folder into the store; returns its tree."""
+        entries = []
+        with _disk_errors():
+            for path in list_files(folder):
+                sha256 = sha256_file(path)
+                entries.append(Entry(path.relative_to(folder).as_posix(), path.stat().st_size, _mode(path), sha256))
+                self._adopt(path, sha256)
+            tree = Tree(tuple(entries))
+            self._write_tree(tree)
+        return tree
+
+    def _adopt(self, path: Path, sha256: str) -> None:
+        """Make the file at `path` the object `sha256`."""
+        final = self.object_path(sha256)
+        if final.is_file() and final.stat().st_size == path.stat().st_size:
+            return
+        final.parent.mkdir(parents=True, exist_ok=True)
+        os.chmod(path, 0o444)
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(path, final)
+        fsync_folder(final.parent)
+
+    def _write_tree(self, tree: Tree) -> None:
+        path = self.root / "trees" / f"{tree.digest}.json"
+        if not path.is_file():
+            write_atomic(path, canonical.dumps(tree.as_json()))
+
+    def link_out(self, digest: str, folder: Path) -> None:
+        """Fill `folder` with the tree: links to the objects, which are read-only; nothing is copied.
+
+        Each object is checked against its stat memo, and read again where that differs.
+        """
+        tree = self.tree(digest)
+        if tree is None:
+            raise QdcError("store.missing", f"the store has no tree {digest}", exit_code=COULD_NOT)
+        folder.mkdir(parents=True, exist_ok=True)
+        for entry in tree.entries:
+            source = self.resolve(entry.sha256)
+            if self.memo.digest(source) != entry.sha256:
+                source.unlink()
+                raise QdcError("store.damaged", f"object {entry.sha256} ({entry.path}) is damaged and was removed",
+                               exit_code=COULD_NOT, hint="run the build again: it makes the object anew")
+            target = folder / entry.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(source.resolve())
+
+    def verify(self) -> list[str]:
+        """Read every object; return the digests of those whose content is not what their name says."""
+        bad = []
+        for path in sorted((self.root / "objects" / "sha256").glob("*/*")):
+            if sha256_file(path) != path.name:
+                bad.append(path.name)
+        return bad
+
+    def discard(self, sha256: str) -> None:
+        """Remove a damaged object, so that a build makes it again."""
+        with contextlib.suppress(FileNotFoundError):
+            self.object_path(sha256).unlink()
+
+    # Records
+
+    def record(self, key: str) -> dict[str, Any] | None:
+        """The selected (first) record under `key`, or None: unreadable ones and those without output do not count."""
+        folder = self.root / "records" / key
+        try:
+            names = sorted(os.listdir(folder), key=lambda name: (len(name), name))
+        except OSError:
+            return None
+        for name in names:
+            if name.endswith(".json") and not name.startswith("."):
+                value = _read_json(folder / name)
+                if value is not None and value.get("key") == key and self.has_tree(value.get("output", "")):
+                    return value
+        return None
+
+    def add_record(self, key: str, value: dict[str, Any]) -> dict[str, Any]:
+        """Keep `value` as the next record under `key`, unless one with the same output is there."""
+        folder = self.root / "records" / key
+        folder.mkdir(parents=True, exist_ok=True)
+        numbers = []
+        for path in folder.glob("*.json"):
+            old = _read_json(path)
+            if old is not None and old.get("output") == value["output"]:
+                return old
+            numbers.append(int(path.stem))
+        number = max(numbers, default=0) + 1
+        value = {**value, "key": key, "n": number}
+        write_atomic(folder / f"{number}.json", canonical.pretty(value))
+        write_atomic(self.root / "memo" / "latest" / f"{_safe(value['instance'])}.json",
+                     canonical.dumps({"key": key}))
+        return value
+
+    def latest(self, instance: str) -> dict[str, Any] | None:
+        """The record made last for a stage instance of any recipe, to explain what changed since."""
+        pointer = _read_json(self.root / "memo" / "latest" / f"{_safe(instance)}.json")
+        if pointer is None:
+            return None
+        for path in sorted((self.root / "records" / pointer["key"]).glob("*.json")):
+            return _read_json(path)
+        return None
+
+    # Builds
+
+    def add_build(self, build: dict[str, Any]) -> None:
+        write_atomic(self.root / "builds" / f"{build['build']}.json", canonical.pretty(build))
+
+    def builds(self) -> list[str]:
+        """Build ids, oldest first."""
+        return sorted(path.stem for path in (self.root / "builds").glob("*.json"))
+
+    def build(self, id: str) -> dict[str, Any] | None:
+        return _read_json(self.root / "builds" / f"{id}.json")
+
+    # Work in progress
+
+    @contextlib.contextmanager
+    def staging(self) -> Iterator[Path]:
+        """A fresh folder on the store's disk; gone at the end, and swept later if the process dies."""
+        base = self.root / "staging"
+        with _disk_errors():
+            base.mkdir(parents=True, exist_ok=True)
+            self._sweep(base)
+            work = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _sweep(self, base: Path) -> None:
+        """Remove the staging folders of processes that are gone."""
+        for path in base.iterdir():
+            owner = path.name.split("-")[0]
+            if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+                shutil.rmtree(path, ignore_errors=True)
+
+    def partial(self, key: str) -> Path:
+        """Where a stage keeps unfinished work for this key alone."""
+        path = self.root / "partial" / key
+        with _disk_errors():
+            path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def forget_partial(self, key: str) -> None:
+        shutil.rmtree(self.root / "partial" / key, ignore_errors=True)
+
+    def log_path(self, key: str) -> Path:
+        path = self.root / "logs" / f"{key}.log"
+        with _disk_errors():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold the lock `name` against other processes; it ends with the process, however that ends."""
+        path = self.root / "locks" / name
+        with _disk_errors():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
+        raise QdcError("store.disk", f"cannot write to the store: {reason}", file=error.filename,
+                       exit_code=COULD_NOT, hint="free space or choose another place with --store; "
+                       "what was finished is kept") from error
+
+
+def _mode(path: Path) -> int:
+    return 0o755 if path.stat().st_mode & 0o100 else 0o644
+
+
+def _safe(name: str) -> str:
+    return name.replace(":", "+").replace("/", "+")
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,60 @@
+"""A folder as data: a tree is the sorted list of its files with size, mode and SHA-256.
+
+A tree's digest names the folder's content and nothing else (no owner, time or place). Modes are 0o644 or 0o755.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qdc.core import canonical
+from qdc.core.errors import COULD_NOT, QdcError
+
+
+@dataclass(frozen=True, order=True)
+class Entry:
+    """One file: `path` with `/` from the folder's root, `size` in bytes, `sha256` in 64 hex digits."""
+
+    path: str
+    size: int
+    mode: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Tree:
+    entries: tuple[Entry, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.entries)
+
+    @property
+    def digest(self) -> str:
+        return canonical.digest(self.as_json())
+
+    def as_json(self) -> list[Any]:
+        return [[entry.path, entry.size, entry.mode, entry.sha256] for entry in self.entries]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> Tree:
+        return cls(tuple(Entry(*item) for item in value))
+
+    def find(self, path: str) -> Entry | None:
+        return next((entry for entry in self.entries if entry.path == path), None)
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Every regular file below `folder`, sorted by its path; QdcError for anything else (links, devices)."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and not path.exists():
+            raise QdcError("store.link", f"a link to nothing: {path}", exit_code=COULD_NOT)
+        if path.is_file():
+            found.append(path)
+        elif not path.is_dir():
+            raise QdcError("store.special", f"neither file nor folder: {path}", exit_code=COULD_NOT)
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
