@@ -80,7 +80,7 @@ class Overlay:
                 path, source.type, source.layer, source.offset, source.size, source.mode, source.link
             )
         before = self.entries.get(path)
-        if before is not None and not (before.type == entry.type == "dir"):
+        if entry.type != "dir" or (before is not None and before.type != "dir"):
             self._hide(path, layer, member.path)
         self.entries[path] = entry
         if entry.type == "symlink":
