@@ -1,0 +1,75 @@
+"""The command line: `qdc VERB ...`. Each verb is one small file that parses, calls and prints.
+
+This module finds the verb, and turns every failure into a message and an exit code. It imports nothing heavy:
+a build that has nothing to do must answer in a blink.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+VERBS = {
+    "validate": "check a recipe without running anything",
+    "plan": "say what a build would run, and why",
+    "build": "run what is stale and name the image",
+    "why": "say why a stage is fresh, stale or waiting",
+    "show": "print a recipe, manifest, build record or the list of builds",
+    "diff": "compare two recipes, builds or images in domain words",
+    "audit": "prove or refute from its bytes what an image claims",
+    "gate": "start an image and check that it answers, is lossless and fits",
+    "export": "write an image as an OCI layout, an archive, or into a container engine",
+    "store": "verify the store",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if given else 2
+    if given[0] == "--version":
+        from qdc import __version__
+
+        print(f"qdc {__version__}")
+        return 0
+    from qdc.cli.common import fail
+    from qdc.core.errors import QdcError
+
+    verb = given[0]
+    try:
+        if verb not in VERBS:
+            raise QdcError("cli.verb", f"there is no verb `{verb}`", hint=f"verbs: {', '.join(VERBS)}")
+        module = importlib.import_module(f"qdc.cli.{verb}")
+        return int(module.main(given[1:]))
+    except QdcError as error:
+        return fail(error, "--json" in given)
+    except KeyboardInterrupt:
+        stopped = QdcError(
+            "interrupted", "interrupted; finished stages are kept", exit_code=130, hint="run the same command to go on"
+        )
+        return fail(stopped, "--json" in given)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        wrapped = QdcError(
+            "disk",
+            f"{error.strerror or error}",
+            file=error.filename,
+            exit_code=4,
+            hint="what was finished is kept; free the cause and run the same command again",
+        )
+        return fail(wrapped, "--json" in given)
+
+
+def _usage() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {verb.ljust(width)}  {what}" for verb, what in VERBS.items()]
+    return "\n".join(["usage: qdc VERB ...   (qdc VERB --help)", "", *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

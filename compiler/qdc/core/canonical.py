@@ -13,9 +13,7 @@ from typing import Any
 
 def dumps(value: Any) -> bytes:
     """Canonical bytes of a JSON value. Raises ValueError on NaN, infinity; TypeError on other types."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(value: Any) -> str:

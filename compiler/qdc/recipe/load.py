@@ -29,8 +29,9 @@ class Loaded:
     chat_template: str
     files: dict[str, Path] = field(default_factory=dict)
 
-    def diagnose(self, rule: str, path: Path_, message: str, hint: str | None = None,
-                 severity: Any = "error") -> Diagnostic:
+    def diagnose(
+        self, rule: str, path: Path_, message: str, hint: str | None = None, severity: Any = "error"
+    ) -> Diagnostic:
         """A diagnostic at the place of the value at `path`."""
         line, column = self.document.place(path) or (1, 1)
         return Diagnostic(rule, severity, message, self.document.file, line, column, hint)
@@ -71,14 +72,20 @@ def _files(model: Recipe, document: Document, folder: Path) -> tuple[str, dict[s
         files[name] = template
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        missing(("serve", "chat_template"), f"cannot read `{name}`: {reason}",
-                f"paths are relative to the recipe's folder, {folder}")
+        missing(
+            ("serve", "chat_template"),
+            f"cannot read `{name}`: {reason}",
+            f"paths are relative to the recipe's folder, {folder}",
+        )
     source = getattr(model.target.base, "path", None)
     if source is not None:
         place = folder / source
         if not (place / "config.json").is_file():
-            missing(("target", "base", "path"), f"`{source}` holds no config.json",
-                    f"give a folder with a Hugging Face checkpoint, relative to {folder}")
+            missing(
+                ("target", "base", "path"),
+                f"`{source}` holds no config.json",
+                f"give a folder with a Hugging Face checkpoint, relative to {folder}",
+            )
         files[source] = place
     if faults:
         raise RecipeInvalid(faults)
@@ -97,8 +104,11 @@ def _assign(document: Document, assignment: str) -> None:
         try:
             node = node[part]
         except (KeyError, IndexError, TypeError):
-            raise QdcError("set.path", f"`--set {name}`: the recipe has no `{part}` there",
-                           hint="name a field as it stands in the recipe, e.g. serve.k") from None
+            raise QdcError(
+                "set.path",
+                f"`--set {name}`: the recipe has no `{part}` there",
+                hint="name a field as it stands in the recipe, e.g. serve.k",
+            ) from None
     try:
         node[parts[-1]] = value
     except (TypeError, IndexError):
@@ -111,22 +121,39 @@ def _diagnostic(document: Document, error: Any) -> Diagnostic:
     kind, context = error["type"], error.get("ctx", {})
     field_name = ".".join(str(part) for part in path)
     place = document.place(path)
+    hint: str | None = None
     if kind == "extra_forbidden":
         place = document.keys.get(path, place)
         message, hint = f"unknown field `{path[-1]}`", "remove it, or see schema/recipe.schema.json for the fields"
     elif kind == "missing":
         message, hint = f"`{field_name}` is missing", "add it; see recipes/tiny.yaml"
-    elif kind in {"string_type", "int_type", "float_type", "bool_type", "list_type", "dict_type", "model_type",
-                  "model_attributes_type"}:
+    elif kind in {
+        "string_type",
+        "int_type",
+        "float_type",
+        "bool_type",
+        "list_type",
+        "dict_type",
+        "model_type",
+        "model_attributes_type",
+    }:
         given = error["input"]
-        wanted = {"string_type": "text", "int_type": "a whole number", "float_type": "a number",
-                  "bool_type": "true or false", "list_type": "a list"}.get(kind, "a mapping of fields")
+        wanted = {
+            "string_type": "text",
+            "int_type": "a whole number",
+            "float_type": "a number",
+            "bool_type": "true or false",
+            "list_type": "a list",
+        }.get(kind, "a mapping of fields")
         message = f"`{field_name}` must be {wanted}, not {_shown(given)}"
         hint = f'quote it: "{given}"' if kind == "string_type" and isinstance(given, int | float) else None
     else:
         expected = context.get("expected") or context.get("expected_tags")
-        message = f"`{field_name}`: " + (f"expected {expected}, got {_shown(error['input'])}" if expected
-                                         else error["msg"][0].lower() + error["msg"][1:])
+        message = f"`{field_name}`: " + (
+            f"expected {expected}, got {_shown(error['input'])}"
+            if expected
+            else error["msg"][0].lower() + error["msg"][1:]
+        )
         hint = None
     line, column = place or (1, 1)
     return Diagnostic("schema", "error", message, document.file, line, column, hint)

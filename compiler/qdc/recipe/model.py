@@ -266,9 +266,7 @@ def _data_tag(value: Any) -> str:
     return "corpus" if isinstance(value, Corpus) else "prompts"
 
 
-Data = Annotated[
-    Annotated[PromptSet, Tag("prompts")] | Annotated[Corpus, Tag("corpus")], Discriminator(_data_tag)
-]
+Data = Annotated[Annotated[PromptSet, Tag("prompts")] | Annotated[Corpus, Tag("corpus")], Discriminator(_data_tag)]
 
 
 class DrafterArchitecture(Fields):

@@ -53,8 +53,15 @@ def read_document(path: Path) -> Document:
         raw = path.read_bytes()
     except OSError as error:
         raise RecipeInvalid(
-            [Diagnostic("file", "error", f"cannot read the recipe: {error.strerror}", file=name,
-                        hint="give the path of an existing YAML file, e.g. `qdc build recipes/tiny.yaml`")]
+            [
+                Diagnostic(
+                    "file",
+                    "error",
+                    f"cannot read the recipe: {error.strerror}",
+                    file=name,
+                    hint="give the path of an existing YAML file, e.g. `qdc build recipes/tiny.yaml`",
+                )
+            ]
         ) from None
     return parse_document(raw, name)
 
@@ -126,6 +133,7 @@ class _Reader:
             return self.mapping(node, path, inside)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*path, index), inside) for index, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode)
         return self.scalar(node)
 
     def mapping(self, node: yaml.MappingNode, path: Path_, parents: tuple[int, ...]) -> dict[str, Any]:
@@ -156,8 +164,11 @@ class _Reader:
         if text in _BOOLS:
             return _BOOLS[text]
         if text.lower() in _AMBIGUOUS:
-            self.fault(node, f"`{text}` is a boolean to some YAML readers and a word to others",
-                       f'write true or false, or quote it: "{text}"')
+            self.fault(
+                node,
+                f"`{text}` is a boolean to some YAML readers and a word to others",
+                f'write true or false, or quote it: "{text}"',
+            )
             return text
         if _LEADING_ZERO.match(text):
             self.fault(node, f"`{text}` has a leading zero", "drop the zero, or quote it if it is text")

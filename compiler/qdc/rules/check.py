@@ -33,8 +33,9 @@ def names_exist(loaded: Loaded) -> Iterator[Diagnostic]:
 
     def want(path: tuple[str | int, ...], name: str, kind: type, what: str) -> Iterator[Diagnostic]:
         if name not in data:
-            yield loaded.diagnose("DAT01", path, f"`data` has no entry `{name}`",
-                                  f"entries are: {', '.join(sorted(data))}")
+            yield loaded.diagnose(
+                "DAT01", path, f"`data` has no entry `{name}`", f"entries are: {', '.join(sorted(data))}"
+            )
         elif not isinstance(data[name], kind):
             yield loaded.diagnose("DAT01", path, f"`{name}` is not {what}")
 
@@ -46,20 +47,23 @@ def names_exist(loaded: Loaded) -> Iterator[Diagnostic]:
             yield from want(("data", name, "prompts"), entry.prompts, PromptSet, "a prompt set")
     base = model.target.base
     if hasattr(base, "scratch"):
-        yield from want(("target", "base", "scratch", "training", "data"), base.scratch.training.data, PromptSet,
-                        "a prompt set")
+        yield from want(
+            ("target", "base", "scratch", "training", "data"), base.scratch.training.data, PromptSet, "a prompt set"
+        )
     grid = model.target.quantization.grid
     if grid.method == "gptq":
-        yield from want(("target", "quantization", "grid", "calibration", "data"), grid.calibration.data, Corpus,
-                        "a corpus")
+        yield from want(
+            ("target", "quantization", "grid", "calibration", "data"), grid.calibration.data, Corpus, "a corpus"
+        )
     if model.target.qad:
         yield from want(("target", "qad", "data"), model.target.qad.data, Corpus, "a corpus")
     if model.drafter:
         for index, training in enumerate(model.drafter.training):
             yield from want(("drafter", "training", index, "data"), training.data, Corpus, "a corpus")
         if model.drafter.ptq:
-            yield from want(("drafter", "ptq", "calibration", "data"), model.drafter.ptq.calibration.data, Corpus,
-                            "a corpus")
+            yield from want(
+                ("drafter", "ptq", "calibration", "data"), model.drafter.ptq.calibration.data, Corpus, "a corpus"
+            )
     for part in ("quality", "acceptance"):
         if (wanted := getattr(model.evaluate, part)) is not None:
             yield from want(("evaluate", part, "data"), wanted.data, PromptSet, "a prompt set")
@@ -82,13 +86,19 @@ def no_circles(loaded: Loaded) -> Iterator[Diagnostic]:
     makers = [("QAD", ("target", "qad", "data"), loaded.model.target.qad)]
     grid = loaded.model.target.quantization.grid
     if grid.method == "gptq":
-        makers.append(("the target's GPTQ", ("target", "quantization", "grid", "calibration", "data"),
-                       grid.calibration))  # type: ignore[arg-type]
+        makers.append(
+            ("the target's GPTQ", ("target", "quantization", "grid", "calibration", "data"), grid.calibration)
+        )  # type: ignore[arg-type]
     for what, path, user in makers:
         entry = data.get(user.data) if user else None
         if isinstance(entry, Corpus) and entry.by == "target":
-            yield loaded.diagnose("DAT03", path, f"{what} cannot use `{user.data}`: the target that writes it "  # type: ignore[union-attr]
-                                  "is made from it", "use a corpus with `by: teacher`")
+            yield loaded.diagnose(
+                "DAT03",
+                path,
+                f"{what} cannot use `{user.data}`: the target that writes it "  # type: ignore[union-attr]
+                "is made from it",
+                "use a corpus with `by: teacher`",
+            )
 
 
 def heldout_is_heldout(loaded: Loaded) -> Iterator[Diagnostic]:
@@ -104,8 +114,12 @@ def heldout_is_heldout(loaded: Loaded) -> Iterator[Diagnostic]:
             if name == other:
                 yield loaded.diagnose("DAT04", ("evaluate",), f"`{name}` is both trained on and measured with")
             elif isinstance(entry, PromptSet) and other not in entry.exclude:
-                yield loaded.diagnose("DAT04", ("data", name), f"`{name}` may share prompts with the held-out "
-                                      f"`{other}`", f"add `exclude: [{other}]`")
+                yield loaded.diagnose(
+                    "DAT04",
+                    ("data", name),
+                    f"`{name}` may share prompts with the held-out `{other}`",
+                    f"add `exclude: [{other}]`",
+                )
 
 
 def groups_divide(loaded: Loaded) -> Iterator[Diagnostic]:
@@ -120,23 +134,30 @@ def groups_divide(loaded: Loaded) -> Iterator[Diagnostic]:
             "attention heads x head_dim": shape.attention.heads * shape.attention.head_dim,
             "linear_attention value_heads x head_dim": linear.value_heads * linear.head_dim,
         }
-        yield from _undivided(loaded, ("target", "quantization", "scheme", "group_size"),
-                              target.quantization.scheme.group_size, widths)
+        yield from _undivided(
+            loaded, ("target", "quantization", "scheme", "group_size"), target.quantization.scheme.group_size, widths
+        )
     drafter = loaded.model.drafter
     if drafter and drafter.ptq:
         shape_ = drafter.architecture
-        widths = {"hidden_size": shape_.hidden_size, "intermediate_size": shape_.intermediate_size,
-                  "heads x head_dim": shape_.heads * shape_.head_dim}
-        yield from _undivided(loaded, ("drafter", "ptq", "scheme", "group_size"),
-                              drafter.ptq.scheme.group_size, widths)
+        widths = {
+            "hidden_size": shape_.hidden_size,
+            "intermediate_size": shape_.intermediate_size,
+            "heads x head_dim": shape_.heads * shape_.head_dim,
+        }
+        yield from _undivided(loaded, ("drafter", "ptq", "scheme", "group_size"), drafter.ptq.scheme.group_size, widths)
 
 
 def _undivided(loaded: Loaded, path: tuple[str, ...], group: int, widths: dict[str, int]) -> Iterator[Diagnostic]:
     bad = [f"{name} = {width}" for name, width in widths.items() if width % group]
     if bad:
         fits = [size for size in (32, 64, 128) if not any(width % size for width in widths.values())]
-        yield loaded.diagnose("TGT05", path, f"group size {group} does not divide {', '.join(bad)}",
-                              f"use {' or '.join(map(str, fits))}" if fits else "change the layer's width")
+        yield loaded.diagnose(
+            "TGT05",
+            path,
+            f"group size {group} does not divide {', '.join(bad)}",
+            f"use {' or '.join(map(str, fits))}" if fits else "change the layer's width",
+        )
 
 
 def drafter_fits(loaded: Loaded) -> Iterator[Diagnostic]:
@@ -145,37 +166,66 @@ def drafter_fits(loaded: Loaded) -> Iterator[Diagnostic]:
     drafter, serve = model.drafter, model.serve
     if drafter is None:
         if serve.k is not None:
-            yield loaded.diagnose("DRF01", ("serve", "k"), "`serve.k` is given but the recipe has no drafter",
-                                  "remove it, or add `drafter:`")
+            yield loaded.diagnose(
+                "DRF01",
+                ("serve", "k"),
+                "`serve.k` is given but the recipe has no drafter",
+                "remove it, or add `drafter:`",
+            )
         return
     shape = drafter.architecture
     limit = shape.draft_block_size - 1
     if serve.k is None:
-        yield loaded.diagnose("DRF01", ("serve",), "`serve.k` is missing", f"a draft block of "
-                              f"{shape.draft_block_size} drafts at most {limit} tokens: write `k: {limit}`")
+        yield loaded.diagnose(
+            "DRF01",
+            ("serve",),
+            "`serve.k` is missing",
+            f"a draft block of {shape.draft_block_size} drafts at most {limit} tokens: write `k: {limit}`",
+        )
     elif serve.k > limit:
-        yield loaded.diagnose("DRF02", ("serve", "k"), f"K = {serve.k}, but a draft block of "
-                              f"{shape.draft_block_size} is one anchor and {limit} masks", f"write `k: {limit}`")
+        yield loaded.diagnose(
+            "DRF02",
+            ("serve", "k"),
+            f"K = {serve.k}, but a draft block of {shape.draft_block_size} is one anchor and {limit} masks",
+            f"write `k: {limit}`",
+        )
     elif serve.k < limit:
-        yield loaded.diagnose("DRF03", ("serve", "k"), f"K = {serve.k} shortens the block that was trained "
-                              f"({shape.draft_block_size}): the drafter sees fewer masks than in training",
-                              f"measure it, or write `k: {limit}`", "warning")
+        yield loaded.diagnose(
+            "DRF03",
+            ("serve", "k"),
+            f"K = {serve.k} shortens the block that was trained "
+            f"({shape.draft_block_size}): the drafter sees fewer masks than in training",
+            f"measure it, or write `k: {limit}`",
+            "warning",
+        )
     if sorted(set(shape.taps)) != shape.taps:
         yield loaded.diagnose("DRF04", ("drafter", "architecture", "taps"), "taps must be strictly increasing")
     if shape.heads % shape.kv_heads:
-        yield loaded.diagnose("DRF05", ("drafter", "architecture", "kv_heads"),
-                              f"kv_heads = {shape.kv_heads} does not divide heads = {shape.heads}")
+        yield loaded.diagnose(
+            "DRF05",
+            ("drafter", "architecture", "kv_heads"),
+            f"kv_heads = {shape.kv_heads} does not divide heads = {shape.heads}",
+        )
     if hasattr(model.target.base, "scratch"):
         target = model.target.base.scratch.architecture
         if shape.hidden_size != target.hidden_size:
-            yield loaded.diagnose("DRF06", ("drafter", "architecture", "hidden_size"), "the drafter uses the target's "
-                                  f"embedding and head: hidden_size must be {target.hidden_size}")
+            yield loaded.diagnose(
+                "DRF06",
+                ("drafter", "architecture", "hidden_size"),
+                f"the drafter uses the target's embedding and head: hidden_size must be {target.hidden_size}",
+            )
         if max(shape.taps) >= len(target.layers):
-            yield loaded.diagnose("DRF07", ("drafter", "architecture", "taps"), f"tap {max(shape.taps)} is not a layer "
-                                  f"of the target, which has layers 0 to {len(target.layers) - 1}")
+            yield loaded.diagnose(
+                "DRF07",
+                ("drafter", "architecture", "taps"),
+                f"tap {max(shape.taps)} is not a layer of the target, which has layers 0 to {len(target.layers) - 1}",
+            )
     if drafter.swa and drafter.swa.window <= shape.draft_block_size:
-        yield loaded.diagnose("SWA01", ("drafter", "swa", "window"), f"window {drafter.swa.window} is not larger "
-                              f"than the draft block ({shape.draft_block_size})")
+        yield loaded.diagnose(
+            "SWA01",
+            ("drafter", "swa", "window"),
+            f"window {drafter.swa.window} is not larger than the draft block ({shape.draft_block_size})",
+        )
 
 
 def chain_is_whole(loaded: Loaded) -> Iterator[Diagnostic]:
@@ -187,8 +237,12 @@ def chain_is_whole(loaded: Loaded) -> Iterator[Diagnostic]:
         if training.name in seen:
             yield loaded.diagnose("DRF08", (*path, "name"), f"`{training.name}` is given twice")
         if training.from_ is not None and training.from_ not in seen:
-            yield loaded.diagnose("DRF08", (*path, "from"), f"`{training.from_}` is not an earlier training",
-                                  f"earlier ones: {', '.join(seen) or 'none'}")
+            yield loaded.diagnose(
+                "DRF08",
+                (*path, "from"),
+                f"`{training.from_}` is not an earlier training",
+                f"earlier ones: {', '.join(seen) or 'none'}",
+            )
         seen.append(training.name)
 
 
@@ -197,8 +251,13 @@ def window_of_tokens(loaded: Loaded) -> Iterator[Diagnostic]:
     model = loaded.model
     part, k = model.evaluate.acceptance, model.serve.k
     if part and k and part.max_tokens + k + 1 >= model.serve.max_model_len:
-        yield loaded.diagnose("SRV01", ("serve", "max_model_len"), f"max_model_len {model.serve.max_model_len} leaves "
-                              f"no room for {part.max_tokens} answer tokens and K + 1 = {k + 1}", "raise it")
+        yield loaded.diagnose(
+            "SRV01",
+            ("serve", "max_model_len"),
+            f"max_model_len {model.serve.max_model_len} leaves "
+            f"no room for {part.max_tokens} answer tokens and K + 1 = {k + 1}",
+            "raise it",
+        )
 
 
 def patterns_compile(loaded: Loaded) -> Iterator[Diagnostic]:
@@ -220,9 +279,19 @@ def patterns_compile(loaded: Loaded) -> Iterator[Diagnostic]:
 def accepted_are_used(loaded: Loaded) -> Iterator[Diagnostic]:
     """No rule can be accepted yet that would otherwise stop a build."""
     for index, entry in enumerate(loaded.model.accept):
-        yield loaded.diagnose("ACC01", ("accept", index, "rule"), f"`{entry.rule}` does not stop this recipe",
-                              "remove the entry")
+        yield loaded.diagnose(
+            "ACC01", ("accept", index, "rule"), f"`{entry.rule}` does not stop this recipe", "remove the entry"
+        )
 
 
-RULES: list[Any] = [names_exist, no_circles, heldout_is_heldout, groups_divide, drafter_fits, chain_is_whole,
-                    window_of_tokens, patterns_compile, accepted_are_used]
+RULES: list[Any] = [
+    names_exist,
+    no_circles,
+    heldout_is_heldout,
+    groups_divide,
+    drafter_fits,
+    chain_is_whole,
+    window_of_tokens,
+    patterns_compile,
+    accepted_are_used,
+]

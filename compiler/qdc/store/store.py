@@ -49,8 +49,13 @@ class Store:
         """The file with this digest; QdcError if it is not here."""
         path = self.object_path(sha256)
         if not path.is_file():
-            raise QdcError("store.missing", f"the store has no object {sha256}", file=path, exit_code=COULD_NOT,
-                           hint="`qdc build RECIPE` makes what is missing")
+            raise QdcError(
+                "store.missing",
+                f"the store has no object {sha256}",
+                file=path,
+                exit_code=COULD_NOT,
+                hint="`qdc build RECIPE` makes what is missing",
+            )
         return path
 
     def tree(self, digest: str) -> Tree | None:
@@ -83,8 +88,12 @@ class Store:
                     copy = work / "file"
                     shutil.copyfile(path, copy)
                     if sha256_file(copy) != sha256:
-                        raise QdcError("store.changing", f"`{path}` changed while it was read", exit_code=COULD_NOT,
-                                       hint="build again when nothing writes to it")
+                        raise QdcError(
+                            "store.changing",
+                            f"`{path}` changed while it was read",
+                            exit_code=COULD_NOT,
+                            hint="build again when nothing writes to it",
+                        )
                     self._adopt(copy, sha256)
             name = path.relative_to(folder).as_posix()
             entries.append(Entry(name, path.stat().st_size, _mode(path), sha256))
@@ -135,8 +144,12 @@ class Store:
             source = self.resolve(entry.sha256)
             if self.memo.digest(source) != entry.sha256:
                 source.unlink()
-                raise QdcError("store.damaged", f"object {entry.sha256} ({entry.path}) is damaged and was removed",
-                               exit_code=COULD_NOT, hint="run the build again: it makes the object anew")
+                raise QdcError(
+                    "store.damaged",
+                    f"object {entry.sha256} ({entry.path}) is damaged and was removed",
+                    exit_code=COULD_NOT,
+                    hint="run the build again: it makes the object anew",
+                )
             target = folder / entry.path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(source.resolve())
@@ -183,8 +196,7 @@ class Store:
         number = max(numbers, default=0) + 1
         value = {**value, "key": key, "n": number}
         write_atomic(folder / f"{number}.json", canonical.pretty(value))
-        write_atomic(self.root / "memo" / "latest" / f"{_safe(value['instance'])}.json",
-                     canonical.dumps({"key": key}))
+        write_atomic(self.root / "memo" / "latest" / f"{_safe(value['instance'])}.json", canonical.dumps({"key": key}))
         return value
 
     def latest(self, instance: str) -> dict[str, Any] | None:
@@ -266,9 +278,13 @@ def _disk_errors() -> Iterator[None]:
         yield
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
-        raise QdcError("store.disk", f"cannot write to the store: {reason}", file=error.filename,
-                       exit_code=COULD_NOT, hint="free space or choose another place with --store; "
-                       "what was finished is kept") from error
+        raise QdcError(
+            "store.disk",
+            f"cannot write to the store: {reason}",
+            file=error.filename,
+            exit_code=COULD_NOT,
+            hint="free space or choose another place with --store; what was finished is kept",
+        ) from error
 
 
 def _mode(path: Path) -> int:

@@ -1,0 +1,114 @@
+"""`qdc build RECIPE`: run what is stale, and name the image. A second build runs nothing and says so."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from qdc.cli.common import answer, note, open_store, parser
+from qdc.cli.progress import listener
+from qdc.run.build import Build, artifact_json, save_build
+from qdc.run.front import front
+from qdc.run.records import build_document, measurements
+
+
+def main(arguments: list[str]) -> int:
+    options = parser("build", __doc__ or "", sets=True)
+    options.add_argument("recipe", type=Path)
+    options.add_argument(
+        "--until", metavar="STAGE", action="append", default=[], help="build only what this stage needs (repeatable)"
+    )
+    given = options.parse_args(arguments)
+    started = time.time()
+    store = open_store(given.store, given.recipe)
+    read = front(given.recipe, given.sets, store)
+    for warning in read.warnings:
+        note(warning)
+    from qdc.run.settings import settings
+
+    only = _needed(read.instances, given.until) if given.until else None
+    shown = listener(given.quiet)
+    build = Build(store, settings(), read.instances, shown)
+    try:
+        stages = build.run(only)
+    finally:
+        shown.close()
+    if only is not None:
+        return _partial_answer(given.json, stages)
+    output = next(stage.output for stage in stages if stage.name == "image")
+    facts = artifact_json(store, output, "image.json")
+    image = {"name": facts["name"], "id": facts["id"], "artifact": output}
+    rows, tests = measurements(store, stages)
+    previous = _same_build(store, given.recipe, image, stages)
+    if previous is None:
+        id = save_build(store, build_document(store, read, given.recipe, stages, image, started))
+    else:
+        id = previous
+    if given.json:
+        answer(
+            {
+                "build": id,
+                "stages": [stage.as_json() for stage in stages],
+                "image": {"name": image["name"], "id": image["id"]},
+            }
+        )
+    else:
+        _print(id, stages, image, rows, tests, time.time() - started)
+    return 0
+
+
+def _needed(instances: list[Any], wanted: list[str]) -> set[str]:
+    """The wanted instances and all that they need."""
+    from qdc.core.errors import QdcError
+
+    by_name = {instance.name: instance for instance in instances}
+    front_, needed = list(wanted), set()
+    while front_:
+        name = front_.pop()
+        if name not in by_name:
+            raise QdcError("build.until", f"the recipe has no stage `{name}`", hint=f"stages: {', '.join(by_name)}")
+        if name not in needed:
+            needed.add(name)
+            front_ += [source for source in by_name[name].inputs.values() if not source.startswith("tree:")]
+    return needed
+
+
+def _partial_answer(as_json: bool, stages: list[Any]) -> int:
+    ran = [stage for stage in stages if stage.ran]
+    if as_json:
+        answer({"build": None, "stages": [stage.as_json() for stage in stages], "image": None})
+    else:
+        print(f"{len(stages)} stages are fresh; {len(ran)} ran")
+    return 0
+
+
+def _same_build(store: Any, recipe: Path, image: dict[str, Any], stages: list[Any]) -> str | None:
+    """The latest build, if nothing ran since and it is of this recipe and image: then it is this build."""
+    ids = store.builds()
+    if not ids or any(stage.ran for stage in stages):
+        return None
+    last = store.build(ids[-1])
+    same = last is not None and last["recipe_file"] == str(recipe.resolve()) and last["image"] == image
+    return ids[-1] if same else None
+
+
+def _print(
+    id: str, stages: list[Any], image: dict[str, Any], rows: list[Any], tests: list[Any], seconds: float
+) -> None:
+    from qdc.report.text import measurement_table, test_lines
+
+    ran = [stage for stage in stages if stage.ran]
+    if ran:
+        print(f"ran {len(ran)} of {len(stages)} stages in {seconds:.1f} s")
+    else:
+        print(f"nothing to do: all {len(stages)} stages are fresh")
+    if rows and ran:
+        print()
+        print(measurement_table(rows))
+        for line in test_lines(tests):
+            print(line)
+        print()
+    print(f"build {id}")
+    print(f"image {image['name']}")
+    print(f"  image ID {image['id']}")

@@ -1,0 +1,75 @@
+"""What the verbs share: options, where the store is, printing answers and errors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from qdc.core.errors import WRONG_USE, QdcError
+from qdc.store.store import Store
+
+ANSWER_SCHEMA = 1
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with qdc's errors in place of its own exits."""
+
+    def error(self, message: str) -> NoReturn:
+        raise QdcError(
+            "cli.usage", message, hint=f"{self.format_usage().strip()}; see `{self.prog} --help`", exit_code=WRONG_USE
+        )
+
+
+def parser(verb: str, about: str, *, sets: bool = False) -> Parser:
+    """A verb's parser with the common options."""
+    result = Parser(prog=f"qdc {verb}", description=about, allow_abbrev=False)
+    result.add_argument("--store", metavar="DIR", help="the store (default: QDC_STORE, or artifacts/ near the recipe)")
+    result.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    level = result.add_mutually_exclusive_group()
+    level.add_argument("--quiet", action="store_true", help="no progress")
+    level.add_argument("--verbose", action="store_true", help="more detail")
+    if sets:
+        result.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="PATH=VALUE",
+            dest="sets",
+            help="change a field of the recipe, e.g. serve.k=5 (repeatable)",
+        )
+    return result
+
+
+def open_store(option: str | None, near: Path | None = None) -> Store:
+    """The store: the option, QDC_STORE, the nearest `artifacts` folder above the recipe, or one beside it."""
+    chosen = option or os.environ.get("QDC_STORE")
+    if chosen:
+        return Store(Path(chosen).absolute())
+    start = near.absolute().parent if near is not None else Path.cwd()
+    for folder in (start, *start.parents):
+        if (folder / "artifacts").is_dir():
+            return Store(folder / "artifacts")
+    return Store(start / "artifacts")
+
+
+def answer(value: dict[str, Any]) -> None:
+    """Print a verb's `--json` object."""
+    print(json.dumps({"schema": ANSWER_SCHEMA, **value}, ensure_ascii=False))
+
+
+def note(text: str) -> None:
+    """A line for the person, beside the answer."""
+    print(text, file=sys.stderr)
+
+
+def fail(error: QdcError, as_json: bool) -> int:
+    """Print a failure; returns its exit code."""
+    if as_json:
+        answer({"error": error.as_json()})
+    text = str(error)
+    note(text if text.startswith("error") or ": error[" in text else f"error: {text}")
+    return error.exit_code

@@ -1,0 +1,33 @@
+"""`qdc validate RECIPE`: every finding of the recipe, without running anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qdc.cli.common import answer, parser
+from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
+
+
+def main(arguments: list[str]) -> int:
+    options = parser("validate", __doc__ or "", sets=True)
+    options.add_argument("recipe", type=Path)
+    given = options.parse_args(arguments)
+    from qdc.recipe.load import load
+    from qdc.rules.check import check
+
+    try:
+        findings: list[Diagnostic] = check(load(given.recipe, given.sets))
+    except RecipeInvalid as invalid:
+        findings = invalid.diagnostics
+    errors = [item for item in findings if item.severity == "error"]
+    if given.json:
+        answer({"ok": not errors, "diagnostics": [item.as_json() for item in findings], "deferred": []})
+    else:
+        for item in findings:
+            print(item)
+        print(
+            f"{given.recipe}: {len(errors)} errors, {len(findings) - len(errors)} warnings"
+            if findings
+            else f"{given.recipe}: valid"
+        )
+    return 2 if errors else 0

@@ -1,0 +1,103 @@
+"""What code a stage's key covers: its module and all that it imports from `methods`, `formats` and the rooms
+of the image, without comments, docstrings and formatting.
+
+`core`, logging, progress and execution are outside: changing them reruns nothing. This module reads source
+files; it does not import them.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from qdc.core import canonical
+from qdc.core.files import sha256_bytes
+from qdc.core.resources import resource
+from qdc.graph.table import KINDS, Kind
+
+PACKAGE = Path(__file__).resolve().parent.parent
+OUTSIDE = ("qdc.core", "qdc.stages.worker", "qdc.run", "qdc.cli")
+
+
+def code_digests(package: Path = PACKAGE) -> dict[str, str]:
+    """Kind -> SHA-256 of the code that it runs."""
+    parsed: dict[Path, tuple[str, list[Path]]] = {}
+    return {name: _kind_digest(kind, package, parsed) for name, kind in KINDS.items()}
+
+
+def _kind_digest(kind: Kind, package: Path, parsed: dict[Path, tuple[str, list[Path]]]) -> str:
+    start = package / "stages" / f"{kind.module}.py"
+    front, files = [start], {start}
+    while front:
+        path = front.pop()
+        if path not in parsed:
+            parsed[path] = _parse(path, package)
+        for other in parsed[path][1]:
+            if other not in files:
+                files.add(other)
+                front.append(other)
+    content = {path.relative_to(package).as_posix(): parsed[path][0] for path in files}
+    for pattern in kind.data:
+        for name, path in _data_files(pattern, package):
+            content[name] = sha256_bytes(path.read_bytes())
+    return canonical.digest(content)
+
+
+def _data_files(pattern: str, package: Path) -> list[tuple[str, Path]]:
+    if pattern.startswith("@"):
+        return [(pattern, resource(pattern[1:]))]
+    found = [path for path in package.glob(pattern) if path.is_file() and "__pycache__" not in path.parts]
+    return sorted((path.relative_to(package).as_posix() + "#data", path) for path in found)
+
+
+def _parse(path: Path, package: Path) -> tuple[str, list[Path]]:
+    """Digest of a module's meaning, and the files that it imports from this package."""
+    tree = ast.parse(path.read_bytes(), str(path))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body
+            if (
+                body
+                and isinstance(body[0], ast.Expr)
+                and isinstance(body[0].value, ast.Constant)
+                and isinstance(body[0].value.value, str)
+            ):
+                node.body = body[1:]
+    meaning = hashlib.sha256(canonical.dumps(_plain(tree))).hexdigest()
+    return meaning, sorted(_imports(tree, package))
+
+
+def _plain(node: Any) -> Any:
+    """A syntax tree as nested lists, without empty fields, so that new Python versions add nothing."""
+    if isinstance(node, ast.AST):
+        fields = [
+            [name, _plain(value)]
+            for name, value in ast.iter_fields(node)
+            if value is not None and value != [] and name not in ("type_comment", "ctx", "kind")
+        ]
+        return [type(node).__name__, fields]
+    if isinstance(node, list):
+        return [_plain(item) for item in node]
+    if isinstance(node, bool | str) or node is None:
+        return node
+    return [type(node).__name__, repr(node)]
+
+
+def _imports(tree: ast.AST, package: Path) -> set[Path]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    files = set()
+    for name in names:
+        if name.startswith("qdc.") and not name.startswith(OUTSIDE):
+            stem = package.joinpath(*name.split(".")[1:])
+            for path in (stem.with_suffix(".py"), stem / "__init__.py"):
+                if path.is_file() and path.stat().st_size:
+                    files.add(path)
+    return files

@@ -1,0 +1,259 @@
+"""A resolved recipe to its stage instances: which parameters and inputs each has. Pure.
+
+Each stage gets exactly the fields that it reads, so that a change elsewhere cannot make it stale. That is the
+whole of staleness policy: it is decided here, by hand, and tested as a table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qdc.graph.instances import Instance
+from qdc.graph.table import KINDS
+
+Json = dict[str, Any]
+DEBIAN_PACKAGES = ("python3", "libgomp1", "libstdc++6", "libnuma1", "ca-certificates")
+
+
+class Expander:
+    """Collects instances in an order in which inputs come first."""
+
+    def __init__(self, recipe: Json, facts: Json) -> None:
+        self.recipe, self.facts = recipe, facts
+        self.instances: dict[str, Instance] = {}
+
+    def add(self, name: str, kind: str, params: Json, inputs: dict[str, str]) -> str:
+        if name not in self.instances:
+            row = KINDS[kind]
+            versions = self.facts["versions"]
+            packages = {package: versions[package] for package in row.packages}
+            self.instances[name] = Instance(
+                name,
+                kind,
+                params,
+                dict(sorted(inputs.items())),
+                self.facts["code"][kind],
+                packages,
+                row.determinism,
+                row.environment,
+                row.lane,
+            )
+        return name
+
+    # Data
+
+    def prompts(self, name: str) -> str:
+        entry = self.recipe["data"][name]
+        excludes = {f"exclude_{index}": self.prompts(other) for index, other in enumerate(entry["exclude"])}
+        return self.add(f"prompts:{name}", "prompts", {"synthetic": entry["synthetic"], "answers": True}, excludes)
+
+    def corpus(self, name: str) -> str:
+        entry = self.recipe["data"][name]
+        model, folder = self.model(entry["by"])
+        params = {
+            "by": entry["by"],
+            "model_folder": folder,
+            "sampling": entry["sampling"],
+            "truncated": entry["truncated"],
+        }
+        return self.add(f"corpus:{name}", "corpus", params, {"prompts": self.prompts(entry["prompts"]), "model": model})
+
+    def pack(self, name: str, qad: Json) -> str:
+        params = {
+            "sequence_length": qad["batch"]["sequence_length"],
+            "heldout_ratio": qad["heldout_ratio"],
+            "seed": qad["seed"],
+        }
+        return self.add(f"pack:{name}", "pack", params, {"corpus": self.corpus(name), "tokenizer": self.base()})
+
+    # Target
+
+    def model(self, which: str) -> tuple[str, str]:
+        """The instance and the folder in it that hold the teacher's or the target's dense BF16 weights."""
+        return (self.base(), ".") if which == "teacher" else (self.target(), "dense")
+
+    def base(self) -> str:
+        source = self.recipe["target"]["base"]
+        template = self.facts["chat_template"]
+        if "path" in source:
+            return self.add(
+                "base",
+                "base",
+                {"path": True, "chat_template": template},
+                {"source": f"tree:{self.facts['sources'][source['path']]}"},
+            )
+        scratch = source["scratch"]
+        training = {key: value for key, value in scratch["training"].items() if key != "data"}
+        return self.add(
+            "base",
+            "base",
+            {"scratch": {**scratch, "training": training}, "chat_template": template},
+            {"text": self.prompts(scratch["training"]["data"])},
+        )
+
+    def grid(self) -> str:
+        quantization = self.recipe["target"]["quantization"]
+        grid = quantization["grid"]
+        inputs = {"base": self.base()}
+        calibration = grid.get("calibration")
+        if calibration is not None:
+            inputs["corpus"] = self.corpus(calibration["data"])
+            calibration = {key: value for key, value in calibration.items() if key != "data"}
+        params = {
+            "method": grid["method"],
+            "scheme": quantization["scheme"],
+            "ignore": quantization["ignore"],
+            "calibration": calibration,
+        }
+        return self.add("quantize", "quantize", params, inputs)
+
+    def target(self) -> str:
+        quantization, qad = self.recipe["target"]["quantization"], self.recipe["target"]["qad"]
+        inputs = {"base": self.base(), "grid": self.grid()}
+        if qad is not None:
+            inputs["selected"] = self.select(qad)
+        params = {
+            "scheme": quantization["scheme"],
+            "ignore": quantization["ignore"],
+            "trainable": qad["trainable"] if qad else None,
+        }
+        return self.add("pack-target", "pack-target", params, inputs)
+
+    def select(self, qad: Json) -> str:
+        trained = {key: value for key, value in qad.items() if key not in ("data", "heldout_ratio", "checkpoints")}
+        trained["checkpoints"] = {"every": qad["checkpoints"]["every"]}
+        shared = {"teacher": self.base(), "grid": self.grid(), "data": self.pack(qad["data"], qad)}
+        distill = self.add("distill", "distill", trained, shared)
+        params = {
+            "metric": qad["checkpoints"]["select"]["metric"],
+            "temperature": qad["loss"]["temperature"],
+            "trainable": qad["trainable"],
+        }
+        return self.add("select", "select", params, {**shared, "checkpoints": distill})
+
+    # Drafter
+
+    def training(self, name: str) -> str:
+        drafter = self.recipe["drafter"]
+        entry = next(item for item in drafter["training"] if item["name"] == name)
+        model, folder = self.model(entry["taps_from"])
+        params = {key: value for key, value in entry.items() if key not in ("name", "data", "from")}
+        params |= {"architecture": drafter["architecture"], "model_folder": folder}
+        inputs = {"target": model, "data": self.corpus(entry["data"])}
+        if entry["from"] is not None:
+            inputs["init"] = self.training(entry["from"])
+        return self.add(f"draft-train:{name}", "draft-train", params, inputs)
+
+    def drafter_chain(self) -> list[tuple[str, str]]:
+        """(label, instance) of each drafter state, first to last; the last one is served."""
+        drafter = self.recipe["drafter"]
+        chain = [(entry["name"], self.training(entry["name"])) for entry in drafter["training"]]
+        ptq = drafter["ptq"]
+        if ptq is not None:
+            calibration = ptq["calibration"]
+            params = {
+                "conversations": calibration["conversations"],
+                "anchors": calibration["anchors"],
+                "draft_block_size": drafter["architecture"]["draft_block_size"],
+                "seed": calibration["seed"],
+            }
+            calibrate = self.add(
+                "calibrate", "calibrate", params, {"corpus": self.corpus(calibration["data"]), "tokenizer": self.base()}
+            )
+            quantized = {key: ptq[key] for key in ("method", "scheme", "ignore", "damp")}
+            chain.append(
+                (
+                    ptq["method"],
+                    self.add(
+                        "draft-quantize",
+                        "draft-quantize",
+                        {**quantized, "model_folder": "dense"},
+                        {"drafter": chain[-1][1], "calibration": calibrate, "target": self.target()},
+                    ),
+                )
+            )
+        return chain
+
+    # Measurements of stages (figures for the build record; no part of the image)
+
+    def evaluations(self) -> None:
+        wanted = self.recipe["evaluate"]
+        qad = self.recipe["target"]["qad"]
+        quality, acceptance = wanted["quality"], wanted["acceptance"]
+        if quality is not None and qad is not None:
+            params = {"prompts": quality["prompts"], "max_tokens": quality["max_tokens"]}
+            self.add(
+                "evaluate:target",
+                "evaluate-target",
+                params,
+                {
+                    "teacher": self.base(),
+                    "grid": self.grid(),
+                    "target": self.target(),
+                    "heldout": self.prompts(quality["data"]),
+                    "data": self.pack(qad["data"], qad),
+                },
+            )
+        if acceptance is not None and self.recipe["drafter"] is not None:
+            chain = self.drafter_chain()
+            window = (self.recipe["drafter"]["swa"] or {}).get("window")
+            params = {
+                "prompts": acceptance["prompts"],
+                "max_tokens": acceptance["max_tokens"],
+                "k": self.recipe["serve"]["k"],
+                "window": window,
+                "model_folder": "dense",
+                "labels": [label for label, _ in chain],
+            }
+            inputs = {"target": self.target(), "heldout": self.prompts(acceptance["data"])}
+            inputs |= {f"drafter_{index}": name for index, (_, name) in enumerate(chain)}
+            self.add("evaluate:drafter", "evaluate-drafter", params, inputs)
+
+    # Image
+
+    def image(self) -> str:
+        base = self.recipe["image"]["base"]
+        debian = {"debian": base["debian"], "packages": sorted(DEBIAN_PACKAGES)} if "debian" in base else base
+        inputs = {"base_image": self.add("base-image", "base-image", debian, {}), "target": self.target()}
+        lock = {"lock": self.facts["serve_lock"] if "debian" in base else "", "python": "3.11"}
+        inputs["runtime"] = self.add("runtime", "runtime", lock, {})
+        inputs["layer_target"] = self.add(
+            "layer:target", "layer", {"folder": "ct", "prefix": "opt/models/target"}, {"weights": self.target()}
+        )
+        if self.recipe["drafter"] is not None:
+            _, drafter = self.drafter_chain()[-1]
+            inputs["drafter"] = drafter
+            inputs["layer_drafter"] = self.add(
+                "layer:drafter", "layer", {"folder": ".", "prefix": "opt/models/drafter"}, {"weights": drafter}
+            )
+            if self.recipe["drafter"]["ptq"] is not None:
+                inputs["calibration"] = "calibrate"
+        params = {
+            "name": self.recipe["name"],
+            "recipe": self.product(),
+            "chat_template": self.facts["chat_template"],
+            "accepted": self.recipe["accept"],
+            "lock": {},
+            "licences": [],
+        }
+        return self.add("image", "image", params, inputs)
+
+    def product(self) -> Json:
+        """The fields of the recipe that describe what the image holds and how it serves; sources by digest."""
+        product = {key: self.recipe[key] for key in ("target", "data", "drafter", "serve", "deploy", "image")}
+        path = self.recipe["target"]["base"].get("path")
+        if path is not None:
+            product["target"] = {**product["target"], "base": {"tree": self.facts["sources"][path]}}
+        return product
+
+
+def expand(recipe: Json, facts: Json) -> list[Instance]:
+    """All stage instances that a recipe needs, inputs first.
+
+    `facts`: {code: kind -> digest, versions: package -> locked version, chat_template: text,
+    serve_lock: text, sources: recipe-relative path -> tree digest}.
+    """
+    expander = Expander(recipe, facts)
+    expander.image()
+    expander.evaluations()
+    return list(expander.instances.values())

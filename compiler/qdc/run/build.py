@@ -1,0 +1,208 @@
+"""plan -> artifacts: runs what is stale, publishes it, and writes the build record.
+
+Stages of the "compute" lane run one at a time with all threads; "io" stages run beside them. After every
+finished stage the plan is made anew, so that an output that did not change leaves what follows fresh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from qdc.core.errors import COULD_NOT, QdcError
+from qdc.core.files import write_atomic
+from qdc.graph.instances import Instance
+from qdc.graph.plan import Plan, Stage, plan
+from qdc.graph.table import KINDS
+from qdc.run import process
+from qdc.run.settings import Settings
+from qdc.store.store import Store
+
+
+class Listener(Protocol):
+    """Hears how a build goes. All calls come from one thread."""
+
+    def planned(self, plan: Plan) -> None: ...
+    def started(self, name: str) -> None: ...
+    def progress(self, name: str, done: int, total: int, note: str) -> None: ...
+    def finished(self, name: str, seconds: float, output: str) -> None: ...
+
+
+@dataclass
+class Ran:
+    """A stage of this build: `ran` is False when its output was in the store."""
+
+    name: str
+    ran: bool
+    seconds: float
+    output: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "ran": self.ran, "seconds": round(self.seconds, 3), "output": self.output}
+
+
+@dataclass
+class _Running:
+    stage: Stage
+    worker: process.Worker
+    output: Path
+    resources: ExitStack = field(default_factory=ExitStack)
+
+
+class Build:
+    """One build of one recipe's instances in one store."""
+
+    def __init__(self, store: Store, settings: Settings, instances: list[Instance], listener: Listener) -> None:
+        self.store, self.settings, self.instances, self.listener = store, settings, instances, listener
+        self.seconds: dict[str, float] = {}
+        self.running: dict[str, _Running] = {}
+
+    def plan(self) -> Plan:
+        return plan(self.instances, self.store.record, self.store.latest)
+
+    def run(self, only: set[str] | None = None) -> list[Ran]:
+        """Run until all (or all that `only` names) is fresh. Raises QdcError of the first stage that fails."""
+        first = self.plan()
+        self.listener.planned(first)
+        try:
+            while True:
+                current = self.plan()
+                wanted = [stage for stage in current.stages if only is None or stage.instance.name in only]
+                if all(stage.state == "fresh" for stage in wanted):
+                    break
+                self._start_ready(wanted)
+                self._finish(process.wait_any([item.worker for item in self.running.values()]))
+        finally:
+            process.stop([item.worker for item in self.running.values()])
+            for item in self.running.values():
+                item.resources.close()
+            self.store.memo.save()
+        return [
+            Ran(
+                stage.instance.name,
+                stage.instance.name in self.seconds,
+                self.seconds.get(stage.instance.name, 0.0),
+                stage.output or "",
+            )
+            for stage in wanted
+        ]
+
+    def _start_ready(self, wanted: list[Stage]) -> None:
+        """Start every stale stage whose lane is free; of two with the same key, one."""
+        for stage in wanted:
+            lane = stage.instance.lane
+            busy = any(
+                item.stage.instance.lane == lane == "compute" or item.stage.key == stage.key
+                for item in self.running.values()
+            )
+            if stage.state == "stale" and stage.instance.name not in self.running and not busy:
+                self._start(stage)
+
+    def _start(self, stage: Stage) -> None:
+        instance, key = stage.instance, str(stage.key)
+        resources = ExitStack()
+        try:
+            resources.enter_context(self.store.lock(key))
+            if self.store.record(key) is not None:
+                resources.close()
+                return
+            work = resources.enter_context(self.store.staging())
+            inputs = {}
+            for role, digest in stage.inputs.items():
+                self.store.link_out(digest, work / "inputs" / role)
+                inputs[role] = str(work / "inputs" / role)
+            output = work / "output"
+            output.mkdir()
+            job = {
+                "module": KINDS[instance.kind].module,
+                "params": instance.params,
+                "inputs": inputs,
+                "digests": stage.inputs,
+                "output": str(output),
+                "partial": str(self.store.partial(key)),
+                "threads": self.settings.threads,
+                "packages": instance.packages,
+            }
+            python = self.settings.train_python if instance.environment == "train" else process.core_python()
+            self.listener.started(instance.name)
+            worker = process.start(instance.name, python, job, work, self.store.log_path(key), self._report(instance))
+        except BaseException:
+            resources.close()
+            raise
+        self.running[instance.name] = _Running(stage, worker, output, resources)
+
+    def _report(self, instance: Instance) -> Callable[[int, int, str], None]:
+        return lambda done, total, note: self.listener.progress(instance.name, done, total, note)
+
+    def _finish(self, worker: process.Worker) -> None:
+        """Publish what an ended worker made, or raise its failure; its lock and staging folder go either way."""
+        item = self.running.pop(worker.name)
+        with item.resources:
+            if worker.process.returncode != 0:
+                raise worker.failure(worker.process.returncode)
+            if not any(item.output.iterdir()):
+                raise QdcError(
+                    "stage.empty", f"stage {worker.name} left no output", file=worker.log, exit_code=COULD_NOT
+                )
+            tree = self.store.publish(item.output)
+            self.store.add_record(str(item.stage.key), self._record(item.stage, tree.digest, worker))
+            self.store.forget_partial(str(item.stage.key))
+        self.seconds[worker.name] = worker.seconds
+        self.listener.finished(worker.name, worker.seconds, tree.digest)
+
+    def _record(self, stage: Stage, output: str, worker: process.Worker) -> dict[str, Any]:
+        instance = stage.instance
+        return {
+            "instance": instance.name,
+            "stage": instance.kind,
+            "determinism": instance.determinism,
+            "components": instance.components(stage.inputs),
+            "output": output,
+            "seconds": round(worker.seconds, 3),
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "threads": self.settings.threads,
+            "hardware": hardware(),
+        }
+
+
+def hardware() -> dict[str, Any]:
+    """What the build record says of this machine: architecture, cores, processor model."""
+    model = ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    return {"machine": platform.machine(), "cores": os.cpu_count(), "processor": model}
+
+
+def save_build(store: Store, record: dict[str, Any]) -> str:
+    """Keep a build record under a new id (UTC time and a counter); returns the id."""
+    with store.lock("builds"):
+        base = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        taken, number = set(store.builds()), 0
+        while (id := f"{base}-{number}") in taken:
+            number += 1
+        store.add_build({**record, "build": id})
+    return id
+
+
+def artifact_json(store: Store, tree_digest: str, name: str) -> Any:
+    """A JSON file of a published artifact; QdcError if it is not there."""
+    tree = store.tree(tree_digest)
+    entry = tree.find(name) if tree else None
+    if entry is None:
+        raise QdcError("store.missing", f"artifact {tree_digest} has no {name}", exit_code=COULD_NOT)
+    return json.loads(store.resolve(entry.sha256).read_bytes())
+
+
+def save_text(path: Path, text: str) -> None:
+    write_atomic(path, text.encode())

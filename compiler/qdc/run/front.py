@@ -1,0 +1,122 @@
+"""A recipe file to stage instances, remembered by the content of all that it was made from.
+
+Parsing and rules take most of a second; when the recipe, the files it names, the locks and qdc's own code have
+the bytes that they had, the instances are read back instead. Nothing here decides freshness.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qdc.core import canonical
+from qdc.core.errors import COULD_NOT, QdcError
+from qdc.core.files import sha256_file, write_atomic
+from qdc.graph.instances import Instance
+from qdc.store.store import Store
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Front:
+    """`recipe`: resolved fields; `instances`: in an order in which inputs come first; `warnings`: as text."""
+
+    recipe: dict[str, Any]
+    instances: list[Instance]
+    warnings: list[str]
+    origins: dict[str, str]
+
+
+def front(path: Path, sets: list[str], store: Store) -> Front:
+    """Read a recipe; raises RecipeInvalid or QdcError."""
+    memo = store.root / "memo" / "front" / f"{canonical.digest([str(path.resolve()), sets])}.json"
+    code = _package_signature()
+    remembered = _remembered(memo, path, code)
+    if remembered is not None:
+        return remembered
+    return _read(path, sets, store, memo, code)
+
+
+def _remembered(memo: Path, path: Path, code: str) -> Front | None:
+    import json
+
+    try:
+        value = json.loads(memo.read_bytes())
+        same = (
+            value["code"] == code
+            and not value["sources"]
+            and all(sha256_file(Path(name)) == digest for name, digest in value["files"].items())
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not same or str(path.resolve()) not in value["files"]:
+        return None
+    return Front(
+        value["recipe"], [Instance.from_json(item) for item in value["instances"]], value["warnings"], value["origins"]
+    )
+
+
+def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> Front:
+    from qdc.graph.code import code_digests
+    from qdc.graph.expand import expand
+    from qdc.graph.locks import lock_text, versions
+    from qdc.recipe.load import load
+    from qdc.rules.check import require
+
+    loaded = load(path, sets)
+    warnings = [str(item) for item in require(loaded)]
+    sources = {name: store.ingest(place).digest for name, place in loaded.files.items() if place.is_dir()}
+    serve_lock = lock_text("serve")
+    facts = {
+        "code": code_digests(),
+        "versions": versions(lock_text("train")),
+        "chat_template": loaded.chat_template,
+        "serve_lock": serve_lock,
+        "sources": sources,
+    }
+    instances = expand(loaded.data, facts)
+    files = {str(path.resolve()): sha256_file(path)}
+    files |= {str(place): sha256_file(place) for place in loaded.files.values() if place.is_file()}
+    origins = {
+        ".".join(map(str, place)): f"{path.name}:{line}" for place, (line, _) in loaded.document.values.items() if place
+    }
+    value = {
+        "code": code,
+        "sources": sources,
+        "files": files,
+        "recipe": loaded.data,
+        "warnings": warnings,
+        "origins": origins,
+        "instances": [item.as_json() for item in instances],
+    }
+    try:
+        write_atomic(memo, canonical.dumps(value))
+    except OSError as error:
+        raise QdcError(
+            "store.disk",
+            f"cannot write to the store: {error.strerror}",
+            file=store.root,
+            exit_code=COULD_NOT,
+            hint="choose another place with --store or QDC_STORE",
+        ) from None
+    return Front(loaded.data, instances, warnings, origins)
+
+
+def _package_signature() -> str:
+    """Digest of path, size, mtime, ctime and inode of each file of the package and the data beside it."""
+    rows = []
+    roots = [PACKAGE]
+    templates = PACKAGE.parents[1] / "templates"
+    if templates.is_dir() and (PACKAGE.parents[1] / "compiler" / "qdc") == PACKAGE:
+        roots.append(templates)
+    for root in roots:
+        for folder, folders, names in os.walk(root):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            for name in sorted(names):
+                place = os.path.join(folder, name)
+                status = os.stat(place)
+                rows.append([place, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino])
+    return canonical.digest(rows)

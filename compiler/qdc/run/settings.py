@@ -1,0 +1,65 @@
+"""User settings: what may differ between two people who build the same product. Never in a key.
+
+From `QDC_*` variables, then `~/.config/qdc/config.yaml`; they say where interpreters and the store are and how
+much of the machine to use.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qdc.core.errors import QdcError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`train_python`: interpreter with the train environment; `threads`: CPU threads of a compute stage."""
+
+    train_python: str
+    threads: int
+
+
+def config_file() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "qdc" / "config.yaml"
+
+
+def settings() -> Settings:
+    """The settings in force. Raises QdcError naming the file or variable that is wrong."""
+    values = _from_file(config_file())
+    python = os.environ.get("QDC_TRAIN_PYTHON") or values.get("train_python") or sys.executable
+    threads = os.environ.get("QDC_THREADS") or values.get("threads") or (os.cpu_count() or 1)
+    try:
+        count = int(threads)
+    except (TypeError, ValueError):
+        raise QdcError(
+            "settings.threads",
+            f"threads must be a whole number, not `{threads}`",
+            hint=f"correct QDC_THREADS or {config_file()}",
+        ) from None
+    if count < 1:
+        raise QdcError(
+            "settings.threads",
+            f"threads must be at least 1, not {count}",
+            hint=f"correct QDC_THREADS or {config_file()}",
+        )
+    return Settings(str(python), count)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    import yaml
+
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise QdcError("settings.file", f"cannot read the settings: {str(error).splitlines()[0]}", file=path) from None
+    known = {"train_python", "threads"}
+    if not isinstance(value, dict) or set(value) - known:
+        raise QdcError("settings.file", f"settings are a mapping of {', '.join(sorted(known))}", file=path)
+    return value

@@ -1,0 +1,89 @@
+"""One stage in its own process: `python -m qdc.run.worker JOB.json`.
+
+Checks that the environment is what its lock says, then calls the stage's `run`. Says how far it is on the file
+descriptor named in the job; exits 0, or 4 with one JSON error line there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from qdc.core.errors import COULD_NOT, QdcError
+from qdc.core.stage import Context, pipe_report
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    job = json.loads(Path(arguments[0]).read_bytes())
+    descriptor = int(job["report"])
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != job["parent"]:
+        return COULD_NOT
+    try:
+        run(job, descriptor)
+    except QdcError as error:
+        _say(descriptor, {"error": {**error.as_json(), "exit": error.exit_code}})
+        return error.exit_code
+    except MemoryError:
+        _say(descriptor, {"error": {"id": "stage.memory", "message": "out of memory"}})
+        return COULD_NOT
+    except Exception as error:
+        traceback.print_exc()
+        _say(descriptor, {"error": {"id": "stage.crash", "message": f"{type(error).__name__}: {error}"}})
+        return COULD_NOT
+    return 0
+
+
+def run(job: dict[str, Any], descriptor: int) -> None:
+    """Check the environment and run the stage of `job` (see run.process for its fields)."""
+    check_environment(job["packages"])
+    context = Context(
+        inputs={role: Path(path) for role, path in job["inputs"].items()},
+        digests=job["digests"],
+        params=job["params"],
+        output=Path(job["output"]),
+        partial=Path(job["partial"]),
+        threads=job["threads"],
+        report=pipe_report(descriptor),
+    )
+    module = importlib.import_module(f"qdc.stages.{job['module']}")
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(context.threads)
+    module.run(context)
+
+
+def check_environment(packages: dict[str, str]) -> None:
+    """Raise QdcError unless each package has the locked version (a local suffix such as +cpu may follow)."""
+    wrong = []
+    for name, locked in sorted(packages.items()):
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found = "not installed"
+        if found != locked and found.split("+")[0] != locked:
+            wrong.append(f"{name} {found} (locked: {locked})")
+    if wrong:
+        raise QdcError(
+            "environment.mismatch",
+            f"{sys.executable} is not the train environment: {', '.join(wrong)}",
+            hint="run `make setup`, or set QDC_TRAIN_PYTHON to an interpreter with the packages of train.lock",
+            exit_code=COULD_NOT,
+        )
+
+
+def _say(descriptor: int, value: dict[str, Any]) -> None:
+    os.write(descriptor, (json.dumps(value) + "\n").encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
