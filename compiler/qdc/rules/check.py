@@ -83,20 +83,20 @@ def no_circles(loaded: Loaded) -> Iterator[Diagnostic]:
                 if other not in seen:
                     seen.add(other)
                     front.append(other)
-    makers = [("QAD", ("target", "qad", "data"), loaded.model.target.qad)]
+    makers: list[tuple[str, tuple[str | int, ...], str]] = []
+    if loaded.model.target.qad is not None:
+        makers.append(("QAD", ("target", "qad", "data"), loaded.model.target.qad.data))
     grid = loaded.model.target.quantization.grid
     if grid.method == "gptq":
-        makers.append(
-            ("the target's GPTQ", ("target", "quantization", "grid", "calibration", "data"), grid.calibration)
-        )  # type: ignore[arg-type]
-    for what, path, user in makers:
-        entry = data.get(user.data) if user else None
+        place = ("target", "quantization", "grid", "calibration", "data")
+        makers.append(("the target's GPTQ", place, grid.calibration.data))
+    for what, path, name in makers:
+        entry = data.get(name)
         if isinstance(entry, Corpus) and entry.by == "target":
             yield loaded.diagnose(
                 "DAT03",
                 path,
-                f"{what} cannot use `{user.data}`: the target that writes it "  # type: ignore[union-attr]
-                "is made from it",
+                f"{what} cannot use `{name}`: the target that writes it is made from it",
                 "use a corpus with `by: teacher`",
             )
 

@@ -1,0 +1,181 @@
+"""Reading a recipe: every fault has its place and its cure; what is read is what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdc.core.errors import QdcError
+from qdc.recipe.diagnostics import RecipeInvalid
+from qdc.recipe.load import load
+from qdc.recipe.reading import parse_document
+from qdc.rules.check import check
+
+
+def faults(text: bytes | str) -> list[tuple[int | None, int | None, str]]:
+    raw = text.encode() if isinstance(text, str) else text
+    with pytest.raises(RecipeInvalid) as caught:
+        parse_document(raw, "r.yaml")
+    return [(item.line, item.column, item.message) for item in caught.value.diagnostics]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "words"),
+    [
+        ("a: 1\nb: 2\na: 3\n", 3, 1, "given twice, first at line 1"),
+        ("a:\n\tb: 1\n", 2, 1, "tab"),
+        ("a: no\n", 1, 4, "boolean to some"),
+        ("a: {b: y}\n", 1, 8, "boolean to some"),
+        ("a: 007\n", 1, 4, "leading zero"),
+        ("a: &x 1\nb: {<<: *x}\n", 2, 5, "merge key"),
+        ("a: 1\n---\nb: 2\n", 3, 1, "second document"),
+        ("<<<<<<< ours\na: 1\n", 1, 1, "merge conflict"),
+        ("a: [1\nb: 2\n", 2, 2, "not YAML"),
+        ("", 1, 1, "empty"),
+        ("- 1\n", 1, 1, "mapping of fields"),
+        (b"\xef\xbb\xbfa: 1\n", 1, 1, "byte order mark"),
+        (b"a: 1\nb: \xff\n", 2, 4, "not UTF-8"),
+        (b"a: " + b"x" * (1 << 20), 1, 1, "at most"),
+    ],
+)
+def test_fault_has_its_place(text: bytes | str, line: int, column: int, words: str) -> None:
+    found = faults(text)
+    assert [item for item in found if item[:2] == (line, column) and words in item[2]], found
+
+
+def test_self_reference_is_a_fault() -> None:
+    assert "contains itself" in faults("a: &x\n  b: *x\n")[0][2]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5),
+        ("2e-6", 2e-6),
+        ("0.5", 0.5),
+        (".5", 0.5),
+        ("-3", -3),
+        ("true", True),
+        ("null", None),
+        ("~", None),
+        ("word", "word"),
+        ('"no"', "no"),
+        ("'1'", "1"),
+        ("0x10", 16),
+        ("1.2.3", "1.2.3"),
+        ("1_000", "1_000"),
+        ("12:30", "12:30"),
+        ("2026-01-01", "2026-01-01"),
+    ],
+)
+def test_scalars_follow_the_core_schema(text: str, value: Any) -> None:
+    read = parse_document(f"a: {text}\n".encode(), "r").data["a"]
+    assert read == value and type(read) is type(value)
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**12), 10**12)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=12),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("abcd", min_size=1, max_size=4), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text("xyz", min_size=1, max_size=5), plain, min_size=1, max_size=4))
+def test_what_is_written_with_quotes_is_read_back(value: dict[str, Any]) -> None:
+    text = yaml.safe_dump(value, default_style='"')
+    quoted = parse_document(text.encode(), "r").data
+    assert quoted == yaml.safe_load(yaml.safe_dump(_texts(value), default_style='"'))
+
+
+def _texts(value: Any) -> Any:
+    """As PyYAML writes with every scalar quoted: non-texts carry a tag, which our reader gives as text."""
+    if isinstance(value, dict):
+        return {key: _texts(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_texts(inner) for inner in value]
+    if isinstance(value, str):
+        return value
+    return yaml.safe_dump(value, default_style='"').split('"')[1]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
+    try:
+        parse_document(raw, "r.yaml")
+    except RecipeInvalid as invalid:
+        assert all(item.line and item.column for item in invalid.diagnostics)
+
+
+@pytest.mark.parametrize("name", ["tiny.yaml", "micro.yaml"])
+def test_shipped_recipes_are_valid(root: Path, name: str) -> None:
+    assert check(load(root / "recipes" / name)) == []
+
+
+def edited(recipes: Path, old: str, new: str) -> list[str]:
+    path = recipes / "micro.yaml"
+    text = path.read_text()
+    assert text.count(old) >= 1
+    path.write_text(text.replace(old, new, 1))
+    try:
+        found = check(load(path))
+    except RecipeInvalid as invalid:
+        found = invalid.diagnostics
+    return [str(item) for item in found]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("  k: 7", "  k: 8", "K = 8, but a draft block of 8 is one anchor and 7 masks"),
+        ("  k: 7", "  kk: 7", "unknown field `kk`"),
+        ("  k: 7", "  k: seven", "`serve.k` must be a whole number, not `seven`"),
+        ("  k: 7", "  k: 5", "warning[DRF03]"),
+        ("group_size: 128", "group_size: 96", "`drafter.ptq.scheme.group_size`"),
+        ("heads: 4", "heads: 3", "group size 128 does not divide heads x head_dim = 96"),
+        ("hidden_size: 128", "hidden_size: 144", "group size 32 does not divide hidden_size = 144"),
+        ("taps: [0, 1, 2]", "taps: [0, 2, 4]", "tap 4 is not a layer"),
+        ("taps: [0, 1, 2]", "taps: [2, 1]", "strictly increasing"),
+        ("window: 64", "window: 8", "not larger than the draft block"),
+        ("from: pretrain", "from: nowhere", "`nowhere` is not an earlier training"),
+        ("prompts: prompts_a", "prompts: prompts_z", "`data` has no entry `prompts_z`"),
+        ("exclude: [heldout]", "exclude: []", "may share prompts with the held-out"),
+        ("templates/chatml.jinja", "templates/none.jinja", "cannot read `templates/none.jinja`"),
+        ('vllm: "0.32.0"', "vllm: 0.32", "`serve.engine.vllm` must be text"),
+        ("max_model_len: 128", "max_model_len: 40", "leaves no room"),
+        ("data: teacher_corpus", "data: target_corpus", "made from it"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_place(recipes: Path, old: str, new: str, words: str) -> None:
+    found = edited(recipes, old, new)
+    assert any(words in item for item in found), found
+    assert all(item.split(":")[1].isdigit() and item.split(":")[2].isdigit() for item in found)
+
+
+def test_all_faults_of_a_file_in_one_run(recipes: Path) -> None:
+    path = recipes / "micro.yaml"
+    path.write_text(path.read_text().replace("  k: 7", "  k: x").replace("layers: 2", "layerz: 2"))
+    with pytest.raises(RecipeInvalid) as caught:
+        load(path)
+    assert len(caught.value.diagnostics) == 3
+
+
+def test_set_is_typed_and_checked(root: Path) -> None:
+    assert load(root / "recipes/micro.yaml", ["serve.k=5"]).data["serve"]["k"] == 5
+    assert (
+        load(root / "recipes/micro.yaml", ["target.qad.optimizer.lr=2e-6"]).data["target"]["qad"]["optimizer"]["lr"]
+        == 2e-6
+    )
+    for wrong in ("serve.k", "serve.nothing.k=5", "serve.k=[1", "serve.k=five"):
+        with pytest.raises(QdcError):
+            load(root / "recipes/micro.yaml", [wrong])
