@@ -179,3 +179,10 @@ def test_set_is_typed_and_checked(root: Path) -> None:
     for wrong in ("serve.k", "serve.nothing.k=5", "serve.k=[1", "serve.k=five"):
         with pytest.raises(QdcError):
             load(root / "recipes/micro.yaml", [wrong])
+
+
+def test_schema_file_is_what_the_models_say(root: Path) -> None:
+    from qdc.core import canonical
+    from qdc.recipe.model import Recipe
+
+    assert (root / "schema/recipe.schema.json").read_bytes() == canonical.pretty(Recipe.model_json_schema())

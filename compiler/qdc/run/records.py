@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qdc.core.files import sha256_file
-from qdc.graph.table import KINDS
+from qdc.manifest.record import build_record
 from qdc.run.build import Ran, artifact_json, hardware
 from qdc.run.front import Front
 from qdc.store.store import Store
@@ -61,23 +61,22 @@ def build_document(
                 "rows": _rows(store, instance.kind, stage.output),
             }
         )
-    return {
-        "schema": 1,
-        "recipe_name": read.recipe["name"],
-        "recipe_file": str(recipe.resolve()),
-        "recipe_digest": sha256_file(recipe),
-        "recipe": read.recipe,
-        "origins": read.origins,
-        "accepted": read.recipe["accept"],
-        "stages": details,
-        "image": image,
-        "measurements": [{**row, "image": image["id"]} for row in rows],
-        "tests": tests,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-        "seconds": round(time.time() - started, 3),
-        "hardware": hardware(),
-        "python": sys.version.split()[0],
-    }
+    return build_record(
+        recipe_name=read.recipe["name"],
+        recipe_file=str(recipe.resolve()),
+        recipe_digest=sha256_file(recipe),
+        recipe=read.recipe,
+        origins=read.origins,
+        accepted=read.recipe["accept"],
+        stages=details,
+        image=image,
+        measurements=rows,
+        tests=tests,
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        seconds=round(time.time() - started, 3),
+        hardware=hardware(),
+        python=sys.version.split()[0],
+    )
 
 
 def _rows(store: Store, kind: str, output: str) -> Any:
@@ -106,6 +105,3 @@ def add_measurements(store: Store, build: dict[str, Any], rows: list[dict[str, A
     names = {(row["what"], row["subject"], row["metric"]) for row in rows}
     kept = [row for row in build["measurements"] if (row["what"], row["subject"], row["metric"]) not in names]
     store.add_build({**build, "measurements": kept + rows})
-
-
-assert set(ACCOUNTS) <= set(KINDS)

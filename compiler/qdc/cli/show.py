@@ -1,0 +1,103 @@
+"""`qdc show [WHAT]`: the builds of the store, or a recipe with its defaults, or what a build holds.
+
+WHAT is a build id, `@1`, a recipe path, or nothing; `--manifest`, `--record` and `--recipe` choose the document.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from qdc.cli.common import answer, open_store, parser
+from qdc.report.text import measurement_table, table
+from qdc.run.build import artifact_json
+from qdc.run.references import refer
+from qdc.store.store import Store
+
+
+def main(arguments: list[str]) -> int:
+    options = parser("show", __doc__ or "", sets=True)
+    options.add_argument("what", nargs="?", help="a build id, @1, or a recipe path; nothing lists the builds")
+    document = options.add_mutually_exclusive_group()
+    document.add_argument("--manifest", action="store_true", help="the content manifest of the image")
+    document.add_argument("--record", action="store_true", help="the build record")
+    document.add_argument("--recipe", action="store_true", help="the resolved recipe")
+    given = options.parse_args(arguments)
+    near = Path(given.what) if given.what and given.what.endswith((".yaml", ".yml")) else None
+    store = open_store(given.store, near)
+    if given.what is None:
+        return _list(store, given.json)
+    if near is not None and not (given.manifest or given.record):
+        from qdc.recipe.load import load
+
+        return _document("recipe", load(near, given.sets).data, given.json)
+    build = refer(given.what, store).build
+    if build is None:
+        from qdc.core.errors import QdcError
+
+        raise QdcError("show.what", f"`{given.what}` is not in the store", hint="`qdc audit` reads images outside it")
+    if given.manifest:
+        return _document("manifest", artifact_json(store, build["image"]["artifact"], "manifest.json"), given.json)
+    if given.recipe:
+        return _document("recipe", build["recipe"], given.json)
+    if given.record or given.json:
+        return _document("record", build, given.json)
+    return _summary(build)
+
+
+def _document(name: str, value: Any, as_json: bool) -> int:
+    if as_json:
+        answer({name: value})
+    else:
+        print(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True))
+    return 0
+
+
+def _list(store: Store, as_json: bool) -> int:
+    builds = [build for id in reversed(store.builds()) if (build := store.build(id)) is not None]
+    if as_json:
+        answer(
+            {
+                "builds": [
+                    {
+                        "build": item["build"],
+                        "recipe": item["recipe_name"],
+                        "image": item["image"]["name"],
+                        "id": item["image"]["id"],
+                        "started": item["started"],
+                    }
+                    for item in builds
+                ]
+            }
+        )
+    elif not builds:
+        print(f"no builds in {store.root}; `qdc build RECIPE` makes one")
+    else:
+        rows = [
+            [f"@{number}", item["build"], item["recipe_name"], item["image"]["name"]]
+            for number, item in enumerate(builds, 1)
+        ]
+        print(table(["", "build", "recipe", "image"], rows))
+    return 0
+
+
+def _summary(build: dict[str, Any]) -> int:
+    print(f"build {build['build']} of {build['recipe_name']}, {build['started']}, {build['seconds']:.1f} s")
+    print(f"image {build['image']['name']}\n  image ID {build['image']['id']}\n")
+    rows = [
+        [
+            stage["name"],
+            "ran" if stage["ran"] else "fresh",
+            f"{stage['built_seconds'] or 0:.1f}",
+            stage["determinism"],
+            stage["key"][:12],
+            stage["output"][:12],
+        ]
+        for stage in build["stages"]
+    ]
+    print(table(["stage", "state", "seconds", "class", "key", "output"], rows))
+    if build["measurements"]:
+        print()
+        print(measurement_table(build["measurements"]))
+    return 0
