@@ -1,0 +1,175 @@
+"""Exports: one image gives one file, byte for byte, on any day and in any folder; failures leave nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from qdc.core.errors import QdcError
+from qdc.core.files import sha256_bytes, sha256_file
+from qdc.image import export
+from qdc.image.assemble import write_image
+from qdc.image.layers import Layer, digested, read_image, small_layer
+
+Contents = dict[str, Path]
+
+
+def make_image(folder: Path, k: int = 7) -> tuple[Path, Contents]:
+    """A small image as the `image` stage leaves it, and where its contents are."""
+    source, image = folder / "source", folder / "image"
+    source.mkdir(parents=True)
+    image.mkdir()
+    (source / "model.safetensors").write_bytes(bytes(range(256)) * 5000)
+    base = small_layer({"etc/os-release": b"ID=test\n"}, "base", source, "layer.tar")
+    weights = digested({"opt/models/target/model.safetensors": source / "model.safetensors"}, "target weights")
+    last = small_layer({"opt/qdc/serve.json": json.dumps({"k": k}).encode()}, "config", image, "layers/02.tar")
+    write_image(image, "demo", f"w4g32-k{k}", [base, weights, last], {"io.qdc.k": str(k)})
+    held = [source / "model.safetensors", source / "layer.tar"]
+    return image, {sha256_file(path): path for path in held}
+
+
+def test_an_archive_is_an_oci_layout_and_a_docker_archive_of_the_same_blobs(tmp_path: Path) -> None:
+    folder, contents = make_image(tmp_path)
+    seen: list[tuple[int, int]] = []
+    image = export.export_archive(
+        folder, contents.__getitem__, tmp_path / "image.tar", lambda *done: seen.append(done)
+    )
+    size = (tmp_path / "image.tar").stat().st_size
+    assert seen[-1] == (size, size) and seen == sorted(seen)
+    with tarfile.open(tmp_path / "image.tar") as tar:
+        files = {m.name: tar.extractfile(m).read() for m in tar if m.isreg()}  # type: ignore[union-attr]
+    for name, data in files.items():
+        if name.startswith("blobs/sha256/"):
+            assert sha256_bytes(data) == name.rpartition("/")[2]
+    index = json.loads(files["index.json"])["manifests"][0]
+    manifest = json.loads(files["blobs/sha256/" + index["digest"].removeprefix("sha256:")])
+    docker = json.loads(files["manifest.json"])[0]
+    assert docker["Config"] == "blobs/sha256/" + image.id and docker["RepoTags"] == [image.name]
+    assert manifest["config"]["digest"] == f"sha256:{image.id}"
+    assert docker["Layers"] == ["blobs/sha256/" + layer["digest"][7:] for layer in manifest["layers"]]
+    for described in [manifest["config"], *manifest["layers"]]:
+        assert len(files["blobs/sha256/" + described["digest"][7:]]) == described["size"]
+    config = json.loads(files[docker["Config"]])
+    assert config["rootfs"]["diff_ids"] == [layer["digest"] for layer in manifest["layers"]]
+    with tarfile.open(fileobj=io.BytesIO(files[docker["Layers"][1]])) as layer:
+        stream = layer.extractfile("opt/models/target/model.safetensors")
+        assert stream is not None and stream.read() == bytes(range(256)) * 5000
+
+
+def test_the_same_image_exports_to_the_same_bytes_anywhere(tmp_path: Path) -> None:
+    script = "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n" + (
+        "from pathlib import Path; from test_image_export import make_image; from qdc.image import export\n"
+        "place = Path(sys.argv[3]); folder, contents = make_image(place)\n"
+        "export.export_archive(folder, contents.__getitem__, place / 'image.tar')\n"
+        "export.export_oci(folder, contents.__getitem__, place / 'oci')\n"
+    )
+    here = Path(__file__).resolve().parent
+    digests = []
+    for name, zone, locale, umask in (("a", "UTC", "C", 0o022), ("b/c", "Asia/Tokyo", "C.UTF-8", 0o077)):
+        place = tmp_path / name
+        place.mkdir(parents=True)
+        command = [sys.executable, "-c", script, str(here.parent / "compiler"), str(here), str(place)]
+        environment = {**os.environ, "TZ": zone, "LC_ALL": locale, "HOME": str(place), "PYTHONHASHSEED": str(umask)}
+        subprocess.run(command, check=True, cwd=place, env=environment, umask=umask)
+        layout = {p.relative_to(place).as_posix(): sha256_file(p) for p in sorted((place / "oci").rglob("*")) if p.is_file()}
+        digests.append((sha256_file(place / "image.tar"), layout))
+    assert digests[0] == digests[1]
+
+
+def test_a_changed_k_changes_only_the_last_layer(tmp_path: Path) -> None:
+    first, second = (read_image(make_image(tmp_path / str(k), k)[0]) for k in (7, 6))
+    assert first.id != second.id and first.name != second.name
+    assert [layer.diff_id for layer in first.layers][:-1] == [layer.diff_id for layer in second.layers][:-1]
+
+
+def test_an_oci_layout_holds_its_dockerfile_and_replaces_only_a_layout(tmp_path: Path) -> None:
+    folder, contents = make_image(tmp_path)
+    place = tmp_path / "oci"
+    image = export.export_oci(folder, contents.__getitem__, place)
+    text = (place / "Dockerfile").read_text()
+    for layer in image.layers:
+        assert f"ADD blobs/sha256/{layer.diff_id} /" in text
+        assert sha256_file(place / "blobs/sha256" / layer.diff_id) == layer.diff_id
+    assert 'ENTRYPOINT ["/usr/bin/python3", "/opt/qdc/serving/launcher.py"]' in text
+    export.export_oci(folder, contents.__getitem__, place)
+    other = tmp_path / "mine"
+    other.mkdir()
+    (other / "letter").write_text("keep me")
+    with pytest.raises(QdcError) as error:
+        export.export_oci(folder, contents.__getitem__, other)
+    assert error.value.id == "export.occupied" and (other / "letter").read_text() == "keep me"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image", "mine", "oci", "source"]
+
+
+def test_damaged_weights_are_found_and_named_and_no_file_is_left(tmp_path: Path) -> None:
+    folder, contents = make_image(tmp_path)
+    with (tmp_path / "source/model.safetensors").open("r+b") as stream:
+        stream.seek(777)
+        stream.write(b"\xff\xff")
+    for write, place in ((export.export_archive, "image.tar"), (export.export_oci, "oci")):
+        with pytest.raises(QdcError) as error:
+            write(folder, contents.__getitem__, tmp_path / place)
+        assert error.value.id == "image.content" and error.value.exit_code == 4
+        assert "opt/models/target/model.safetensors is damaged" in error.value.message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image", "source"]
+
+
+def test_a_tampered_description_is_no_image(tmp_path: Path) -> None:
+    folder, _ = make_image(tmp_path)
+    value = json.loads((folder / "image.json").read_bytes())
+    value["layers"][1]["diff_id"] = "sha256:" + "0" * 64
+    (folder / "image.json").write_text(json.dumps(value))
+    with pytest.raises(QdcError) as error:
+        read_image(folder)
+    assert error.value.id == "image.image"
+
+
+def test_a_disk_that_fills_up_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+    folder, contents = make_image(tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    script = (
+        "import resource, signal, sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n"
+        "from pathlib import Path; from qdc.core.errors import QdcError; from qdc.image import export\n"
+        "from qdc.core.files import sha256_file\n"
+        "place = Path(sys.argv[3]); held = {sha256_file(p): p for p in (place / 'source').iterdir()}\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (300000, 300000))\n"
+        "for write, name in ((export.export_archive, 'image.tar'), (export.export_oci, 'oci')):\n"
+        "    try: write(place / 'image', held.__getitem__, place / name)\n"
+        "    except QdcError as error: print(error.id, error.exit_code)\n"
+    )
+    here = Path(__file__).resolve().parent
+    command = [sys.executable, "-c", script, str(here.parent / "compiler"), str(here), str(tmp_path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.split("\n")[:2] == ["export.disk-full 4"] * 2
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_too_little_space_is_said_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, contents = make_image(tmp_path)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(QdcError, match="needs 1,") as error:
+        export.export_archive(folder, contents.__getitem__, tmp_path / "image.tar")
+    assert error.value.id == "export.disk-full" and "disk" in str(error.value.hint)
+
+
+def test_a_layer_that_stands_twice_is_one_blob(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.mkdir()
+    layer = small_layer({"a": b"1"}, "one", image, "layers/01.tar")
+    twice = [layer, Layer("two", layer.diff_id, layer.size, None, "layers/01.tar")]
+    write_image(image, "demo", "x", twice, {})
+    export.export_archive(image, lambda digest: tmp_path / digest, tmp_path / "image.tar")
+    with tarfile.open(tmp_path / "image.tar") as tar:
+        names = tar.getnames()
+    assert len(names) == len(set(names)) and names.count(f"blobs/sha256/{layer.diff_id}") == 1
