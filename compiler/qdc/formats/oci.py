@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,7 +71,10 @@ class Layer:
 
 
 class Image:
-    """An image to read. `config` is the parsed `config_bytes`; `image_id` is `sha256:` of those bytes."""
+    """An image to read. `config` is the parsed `config_bytes`; `image_id` is `sha256:` of those bytes.
+
+    `commands`: for each layer the shell command that prints its stored bytes, for a person who checks by hand.
+    """
 
     def __init__(
         self,
@@ -78,23 +82,19 @@ class Image:
         config_bytes: bytes,
         layers: list[tuple[RangeReader, str | None]],
         *,
+        commands: tuple[str, ...] = (),
         tags: tuple[str, ...] = (),
         declared: tuple[Declared, ...] = (),
     ) -> None:
         self.where, self.config_bytes, self.tags, self.declared = where, config_bytes, tags, declared
-        self.config = as_object(
-            parse_json(config_bytes, "the image configuration"), "the image configuration"
-        )
+        self.commands = commands
+        self.config = as_object(parse_json(config_bytes, "the image configuration"), "the image configuration")
         self.image_id = f"sha256:{sha256_bytes(config_bytes)}"
         rootfs = self.config.get("rootfs")
         diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-        self.diff_ids = (
-            [item for item in diff_ids if isinstance(item, str)] if isinstance(diff_ids, list) else []
-        )
+        self.diff_ids = [item for item in diff_ids if isinstance(item, str)] if isinstance(diff_ids, list) else []
         padded: list[str | None] = [*self.diff_ids, *([None] * len(layers))]
-        self.layers = [
-            Layer(number, blob, digest, padded[number]) for number, (blob, digest) in enumerate(layers)
-        ]
+        self.layers = [Layer(number, blob, digest, padded[number]) for number, (blob, digest) in enumerate(layers)]
 
     @cached_property
     def overlay(self) -> Overlay:
@@ -154,7 +154,7 @@ def open_image(path: Path) -> Image:
     source: RangeReader = FileRange(path)
     if source.size >= 2 and source.read(0, 2) == b"\x1f\x8b":
         source = GzipRange(source, path.name)
-    store = _Archive(source, path.name)
+    store = _Archive(source, path)
     if "manifest.json" in store.files:
         return _from_archive(store, str(path))
     return _from_layout(store, str(path))
@@ -164,18 +164,25 @@ class _Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def command(self, name: str) -> str:
+        return f"cat {shlex.quote(str(self.root / name))}"
+
     def get(self, name: str) -> RangeReader | None:
         path = self.root / tar.clean_path(name, "layout")
         return FileRange(path) if path.is_file() and not path.is_symlink() else None
 
 
 class _Archive:
-    def __init__(self, source: RangeReader, what: str) -> None:
-        self.source = source
+    def __init__(self, source: RangeReader, path: Path) -> None:
+        self.source, self.path = source, path
+        what = path.name
         overlay = Overlay()
         overlay.add(0, tar.members(source, what))
         self.overlay = overlay
         self.files = {path for path, entry in overlay.entries.items() if entry.type == "file"}
+
+    def command(self, name: str) -> str:
+        return f"tar -xOf {shlex.quote(str(self.path))} {shlex.quote(name)}"
 
     def get(self, name: str) -> RangeReader | None:
         entry = self.overlay.resolve(tar.clean_path(name, "archive"))
@@ -211,7 +218,12 @@ def _from_layout(store: _Folder | _Archive, where: str) -> Image:
         declared.append(_declared(store, f"layer {number}", said_in, layer, where))
         layers.append((declared[-1].blob, declared[-1].digest))
     return Image(
-        where, _small(config, "configuration", where), layers, tags=tuple(tags), declared=tuple(declared)
+        where,
+        _small(config, "configuration", where),
+        layers,
+        commands=tuple(store.command(f"blobs/sha256/{str(digest)[7:]}") for _, digest in layers),
+        tags=tuple(tags),
+        declared=tuple(declared),
     )
 
 
@@ -248,6 +260,7 @@ def _from_archive(store: _Archive, where: str) -> Image:
         where,
         config_bytes,
         layers,
+        commands=tuple(store.command(name) for name in names),
         tags=tuple(tag for tag in tags if isinstance(tag, str)),
         declared=tuple(declared),
     )
