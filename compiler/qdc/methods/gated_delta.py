@@ -40,7 +40,7 @@ def _unit_lower_inverse(strictly_lower: torch.Tensor) -> torch.Tensor:
     return inverse
 
 
-class UnitLowerInverse(torch.autograd.Function):
+class UnitLowerInverse(torch.autograd.Function):  # type: ignore[misc]
     """(I + A)^-1, whose gradient is -T' G T' (two products instead of the whole chain backwards)."""
 
     @staticmethod

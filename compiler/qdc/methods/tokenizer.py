@@ -41,9 +41,7 @@ class Tokenizer:
         """The id of one whole token. Raises QdcError if the vocabulary has no such token."""
         found = self.backend.token_to_id(token)
         if found is None:
-            raise QdcError(
-                "methods.tokenizer.token", f"the vocabulary has no token {token}", exit_code=COULD_NOT
-            )
+            raise QdcError("methods.tokenizer.token", f"the vocabulary has no token {token}", exit_code=COULD_NOT)
         return int(found)
 
     def encode(self, text: str) -> list[int]:

@@ -1,0 +1,93 @@
+"""compressed-tensors `pack-quantized`: codes in int32 words, the config that says so, module names.
+
+Nibble i of word j holds column 8 j + i as code + 8. Written with compressed_tensors' own packer; read back here
+by an independent decoder, so that a change in that library is noticed. Knows nothing of folders.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+from qdc.core.errors import COULD_NOT, QdcError
+
+VERSION = "0.19.0"
+
+
+def pack_codes(codes: torch.Tensor) -> torch.Tensor:
+    """int32 [out, in / 8] from int8 codes [out, in] in [-8, 7]."""
+    packed: torch.Tensor = pack_to_int32(codes, 4)
+    return packed.contiguous()
+
+
+def unpack_codes(packed: torch.Tensor) -> torch.Tensor:
+    """int8 codes [out, in] from int32 [out, in / 8]; written from the format, not from the packer."""
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    nibbles = (packed.unsqueeze(-1) >> shifts) & 15
+    return (nibbles.flatten(-2) - 8).to(torch.int8)
+
+
+def packed_tensors(module: str, codes: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The three tensors that stand for `<module>.weight` in a packed checkpoint."""
+    return {
+        f"{module}.weight_packed": pack_codes(codes),
+        f"{module}.weight_scale": scale.contiguous(),
+        f"{module}.weight_shape": torch.tensor(codes.shape, dtype=torch.int64),
+    }
+
+
+def quantization_config(scheme: dict[str, Any], ignored: Sequence[str]) -> dict[str, Any]:
+    """`quantization_config` of a config.json, as vLLM 0.32 reads it; `ignored`: module names or re: patterns."""
+    weights = {
+        "num_bits": int(scheme["bits"]),
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": int(scheme["group_size"]),
+        "actorder": None,
+        "block_structure": None,
+        "dynamic": False,
+        "observer": "minmax",
+        "observer_kwargs": {},
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "version": VERSION,
+        "global_compression_ratio": None,
+        "kv_cache_scheme": None,
+        "ignore": list(ignored),
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "format": "pack-quantized",
+                "weights": weights,
+                "input_activations": None,
+                "output_activations": None,
+            }
+        },
+    }
+
+
+def matches(module: str, pattern: str) -> bool:
+    """Whether an ignore pattern names a module: a plain name, or `re:` and an expression from the start."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    return module == pattern
+
+
+def split_modules(modules: Iterable[str], ignore: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(quantized, ignored) module names, sorted. Raises QdcError for a pattern that names no module."""
+    names = sorted(modules)
+    for pattern in ignore:
+        if not any(matches(name, pattern) for name in names):
+            raise QdcError(
+                "methods.packing.ignore", f"the ignore pattern {pattern} names no module", exit_code=COULD_NOT
+            )
+    ignored = [name for name in names if any(matches(name, pattern) for pattern in ignore)]
+    return [name for name in names if name not in set(ignored)], ignored

@@ -1,0 +1,108 @@
+"""`base`: the teacher, trained from scratch on synthetic chats, or copied from a given folder and checked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from qdc.core.errors import COULD_NOT, QdcError
+from qdc.core.files import write_json
+from qdc.core.stage import Context
+from qdc.methods import documents, pretraining, qwen, tokenizer
+
+COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def run(context: Context) -> None:
+    """Writes a Hugging Face folder with BF16 weights; a trained one also has training.json."""
+    if "scratch" in context.params:
+        _train(context)
+    else:
+        _copy(context)
+
+
+def _train(context: Context) -> None:
+    scratch = context.params["scratch"]
+    settings = scratch["training"]
+    if int(settings["steps"]) < 1:
+        raise QdcError("stage.base.steps", "a training of no steps", exit_code=COULD_NOT)
+    vocabulary = _tokenizer(context)
+    end = {"pad": vocabulary.pad_id, "eos": vocabulary.eos_id}
+    config = qwen.text_config(scratch["architecture"], int(scratch["tokenizer"]["vocab_size"]), end)
+    ids, assistant = _text(context, vocabulary, int(settings["batch"]["sequence_length"]))
+    model = qwen.build_model(config, int(settings["seed"]))
+    log = pretraining.pretrain(model, ids, assistant, settings, context.partial, context.report)
+    weights = {
+        name: tensor.detach().to(torch.bfloat16).contiguous()
+        for name, tensor in sorted(model.state_dict().items())
+        if name != "lm_head.weight"
+    }
+    save_file(weights, context.output / "model.safetensors", metadata={"format": "pt"})
+    write_json(context.output / "config.json", config)
+    write_json(
+        context.output / "generation_config.json",
+        {"do_sample": False, "eos_token_id": end["eos"], "pad_token_id": end["pad"]},
+    )
+    summary = {"log": log, "chunks": len(ids), "vocabulary": vocabulary.vocab_size, "steps": len(log)}
+    write_json(context.output / "training.json", summary)
+
+
+def _tokenizer(context: Context) -> tokenizer.Tokenizer:
+    scratch = context.params["scratch"]
+    chosen = scratch["tokenizer"]
+    if chosen["kind"] != "byte-bpe":
+        raise QdcError("stage.base.tokenizer", f"no tokenizer of kind {chosen['kind']}", exit_code=COULD_NOT)
+    texts = ["user\n", "assistant\n", "system\n"] * 1000
+    for row in documents.read_rows(context.inputs["text"] / "prompts.jsonl"):
+        texts += [message["content"] for message in row["messages"]]
+        texts.append(row["answer"])
+    backend = tokenizer.train_byte_bpe(texts, int(chosen["vocab_size"]), chosen["mask_token"])
+    longest = int(scratch["architecture"]["max_position_embeddings"])
+    template = context.params["chat_template"]
+    tokenizer.write_tokenizer(backend, context.output, template, longest, chosen["mask_token"])
+    return tokenizer.load_tokenizer(context.output)
+
+
+def _text(context: Context, vocabulary: tokenizer.Tokenizer, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packed ids [N, T] int64 and the assistant mask with -1 on padding."""
+    chats: list[list[dict[str, str]]] = [
+        [*row["messages"], {"role": "assistant", "content": row["answer"]}]
+        for row in documents.read_rows(context.inputs["text"] / "prompts.jsonl")
+    ]
+    coded = documents.conversations(vocabulary, chats, [True] * len(chats))
+    packed = documents.pack(coded, length, vocabulary.pad_id, vocabulary.pad_id)
+    assistant = torch.from_numpy(packed.assistant_mask).to(torch.int8)
+    beyond = torch.arange(length)[None, :] >= torch.from_numpy(packed.length)[:, None]
+    return torch.from_numpy(packed.input_ids).long(), assistant.masked_fill(beyond, -1)
+
+
+def _copy(context: Context) -> None:
+    source = context.inputs["source"]
+    qwen.read_config(source)
+    for name in COPIED:
+        if not (source / name).is_file():
+            raise QdcError("stage.base.file", f"the given model has no {name}", file=source, exit_code=COULD_NOT)
+        shutil.copyfile(source / name, context.output / name)
+    template = context.params.get("chat_template") or _own_template(source / "chat_template.jinja")
+    (context.output / "chat_template.jinja").write_text(template, encoding="utf-8")
+    weights = qwen.read_weights(source)
+    foreign = sorted(name for name, tensor in weights.items() if tensor.dtype != torch.bfloat16)
+    if foreign:
+        raise QdcError(
+            "stage.base.dtype", f"tensors that are not BF16: {foreign[:3]}", file=source, exit_code=COULD_NOT
+        )
+    config: dict[str, Any] = json.loads((source / "config.json").read_text())
+    qwen.model_from(config, weights)
+    for file in sorted(source.glob("*.safetensors*")):
+        shutil.copyfile(file, context.output / file.name)
+
+
+def _own_template(file: Any) -> str:
+    if not file.is_file():
+        raise QdcError("stage.base.template", "the given model has no chat template", file=file, exit_code=COULD_NOT)
+    text: str = file.read_text(encoding="utf-8")
+    return text
