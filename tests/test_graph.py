@@ -56,7 +56,7 @@ def test_everything_is_fresh_after_a_build() -> None:
 def test_nothing_is_fresh_before_it() -> None:
     planned = plan(instances(), {}.get)
     assert not planned.names("fresh")
-    assert {name for name in planned.names("stale")} == {"prompts:heldout", "base-image", "runtime"}
+    assert set(planned.names("stale")) == {"prompts:heldout", "base-image", "runtime"}
 
 
 AFTER_TARGET = {
@@ -76,8 +76,8 @@ AFTER_TARGET = {
 @pytest.mark.parametrize(
     ("change", "reruns"),
     [
-        ("serve.k=5", {"image", "evaluate:drafter"}),
-        ("drafter.swa.window=48", {"image", "evaluate:drafter"}),
+        ("serve.k=5", {"image"}),
+        ("drafter.swa.window=48", {"image"}),
         ("serve.max_model_len=160", {"image"}),
         ("serve.max_num_seqs=2", {"image"}),
         ("drafter.ptq.method=rtn", {"draft-quantize", "layer:drafter", "image", "evaluate:drafter"}),

@@ -195,19 +195,31 @@ class Expander:
                 },
             )
         if acceptance is not None and self.recipe["drafter"] is not None:
-            chain = self.drafter_chain()
-            window = (self.recipe["drafter"]["swa"] or {}).get("window")
-            params = {
-                "prompts": acceptance["prompts"],
-                "max_tokens": acceptance["max_tokens"],
-                "k": self.recipe["serve"]["k"],
-                "window": window,
-                "model_folder": "dense",
-                "labels": [label for label, _ in chain],
-            }
-            inputs = {"target": self.target(), "heldout": self.prompts(acceptance["data"])}
-            inputs |= {f"drafter_{index}": name for index, (_, name) in enumerate(chain)}
-            self.add("evaluate:drafter", "evaluate-drafter", params, inputs)
+            block = self.recipe["drafter"]["architecture"]["draft_block_size"]
+            self.replay("evaluate:drafter", self.drafter_chain(), block - 1, None)
+
+    def replay(self, name: str, chain: list[tuple[str, str]], k: int, window: int | None) -> str:
+        """Acceptance of each drafter of `chain` by replay on held-out prompts."""
+        acceptance = self.recipe["evaluate"]["acceptance"]
+        params = {
+            "prompts": acceptance["prompts"],
+            "max_tokens": acceptance["max_tokens"],
+            "k": k,
+            "window": window,
+            "model_folder": "dense",
+            "labels": [label for label, _ in chain],
+        }
+        inputs = {"target": self.target(), "heldout": self.prompts(acceptance["data"])}
+        inputs |= {f"drafter_{index}": instance for index, (_, instance) in enumerate(chain)}
+        return self.add(name, "evaluate-drafter", params, inputs)
+
+    def served(self) -> str | None:
+        """The replay of the served drafter with the served K and window: what a gate compares the engine with."""
+        drafter = self.recipe["drafter"]
+        if drafter is None or self.recipe["evaluate"]["acceptance"] is None:
+            return None
+        window = (drafter["swa"] or {}).get("window")
+        return self.replay("evaluate:served", self.drafter_chain()[-1:], self.recipe["serve"]["k"], window)
 
     # Image
 
@@ -248,7 +260,7 @@ class Expander:
 
 
 def expand(recipe: Json, facts: Json) -> list[Instance]:
-    """All stage instances that a recipe needs, inputs first.
+    """All stage instances that building a recipe needs, inputs first.
 
     `facts`: {code: kind -> digest, versions: package -> locked version, chat_template: text,
     serve_lock: text, sources: recipe-relative path -> tree digest}.
@@ -257,3 +269,10 @@ def expand(recipe: Json, facts: Json) -> list[Instance]:
     expander.image()
     expander.evaluations()
     return list(expander.instances.values())
+
+
+def served(recipe: Json, facts: Json) -> Instance | None:
+    """The measurement that only a gate needs; its inputs are instances of `expand`."""
+    expander = Expander(recipe, facts)
+    name = expander.served()
+    return expander.instances[name] if name else None
