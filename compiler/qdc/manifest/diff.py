@@ -135,8 +135,7 @@ def _field(subject: str, path: str, words: str, *mirrors: str) -> Rule:
         pair.explain(f"recipe.{path}")
         for mirror in mirrors:
             pair.explain_mirror(mirror, was, now)
-        if was != now:
-            yield _change(subject, path, was, now, f"{words} {_text(was)} -> {_text(now)}")
+        yield _change(subject, path, was, now, f"{words} {_text(was)} -> {_text(now)}")
 
     return rule
 
@@ -158,8 +157,9 @@ def _names(subject: str, path: str, words: str) -> Rule:
     """`words: +added -removed` for a list of names."""
 
     def rule(pair: _Pair) -> Iterator[Change]:
-        was, now = (value if isinstance(value, list) else [] for value in pair.values(f"recipe.{path}"))
-        if not pair.differ(f"recipe.{path}") or not all(isinstance(item, str) for item in was + now):
+        was, now = pair.values(f"recipe.{path}")
+        lists = isinstance(was, list) and isinstance(now, list)
+        if not pair.differ(f"recipe.{path}") or not lists or not all(isinstance(item, str) for item in was + now):
             return
         pair.explain(f"recipe.{path}")
         signs = [f"-{item}" for item in was if item not in now] + [f"+{item}" for item in now if item not in was]
