@@ -6,6 +6,7 @@ whole of staleness policy: it is decided here, by hand, and tested as a table.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from qdc.graph.instances import Instance
@@ -271,8 +272,14 @@ def expand(recipe: Json, facts: Json) -> list[Instance]:
     return list(expander.instances.values())
 
 
-def served(recipe: Json, facts: Json) -> Instance | None:
-    """The measurement that only a gate needs; its inputs are instances of `expand`."""
+def served(recipe: Json, facts: Json, outputs: dict[str, str]) -> Instance | None:
+    """The replay that a gate compares the engine with, on the artifacts of a build that is done.
+
+    `outputs`: instance name -> tree digest, as the build record has them. None without a drafter to measure.
+    """
     expander = Expander(recipe, facts)
     name = expander.served()
-    return expander.instances[name] if name else None
+    if name is None:
+        return None
+    instance = expander.instances[name]
+    return replace(instance, inputs={role: f"tree:{outputs[source]}" for role, source in instance.inputs.items()})

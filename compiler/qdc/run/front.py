@@ -22,12 +22,11 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Front:
-    """`recipe`: resolved fields; `instances`: in an order in which inputs come first; `served`: what a gate adds to
-    them; `warnings`: as text; `origins`: recipe path -> file:line."""
+    """`recipe`: resolved fields; `instances`: in an order in which inputs come first; `warnings`: as text;
+    `origins`: recipe path -> file:line."""
 
     recipe: dict[str, Any]
     instances: list[Instance]
-    served: Instance | None
     warnings: list[str]
     origins: dict[str, str]
 
@@ -59,7 +58,6 @@ def _remembered(memo: Path, path: Path, code: str) -> Front | None:
     return Front(
         value["recipe"],
         [Instance.from_json(item) for item in value["instances"]],
-        Instance.from_json(value["served"]) if value["served"] else None,
         value["warnings"],
         value["origins"],
     )
@@ -67,7 +65,7 @@ def _remembered(memo: Path, path: Path, code: str) -> Front | None:
 
 def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> Front:
     from qdc.graph.code import code_digests
-    from qdc.graph.expand import expand, served
+    from qdc.graph.expand import expand
     from qdc.graph.locks import lock_text, versions
     from qdc.recipe.load import load
     from qdc.rules.check import require
@@ -84,7 +82,6 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         "sources": sources,
     }
     instances = expand(loaded.data, facts)
-    measured = served(loaded.data, facts)
     files = {str(path.resolve()): sha256_file(path)}
     files |= {str(place): sha256_file(place) for place in loaded.files.values() if place.is_file()}
     origins = {
@@ -98,7 +95,6 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         "warnings": warnings,
         "origins": origins,
         "instances": [item.as_json() for item in instances],
-        "served": measured.as_json() if measured else None,
     }
     try:
         write_atomic(memo, canonical.dumps(value))
@@ -110,7 +106,7 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
             exit_code=COULD_NOT,
             hint="choose another place with --store or QDC_STORE",
         ) from None
-    return Front(loaded.data, instances, measured, warnings, origins)
+    return Front(loaded.data, instances, warnings, origins)
 
 
 def _package_signature() -> str:

@@ -1,0 +1,41 @@
+"""The replay of a build's served drafter: what a gate compares the engine's own counters with."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+from qdc.graph.code import code_digests
+from qdc.graph.expand import served
+from qdc.graph.locks import lock_text, versions
+from qdc.run.build import Build, Listener, artifact_json
+from qdc.run.settings import Settings
+from qdc.store.store import Store
+
+
+def replay_served(
+    store: Store, settings: Settings, record: dict[str, Any], listener: Listener
+) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """(evaluation, prompts with their accepted and proposed counts) at the served K and window, or None.
+
+    A stage like any other: run once, then read from the store. Raises QdcError when it fails or when the build's
+    artifacts are gone.
+    """
+    facts = {
+        "code": code_digests(),
+        "versions": versions(lock_text("train")),
+        "chat_template": "",
+        "serve_lock": "",
+        "sources": defaultdict(str),
+    }
+    outputs = {stage["name"]: stage["output"] for stage in record["stages"]}
+    instance = served(record["recipe"], facts, outputs)
+    if instance is None:
+        return None
+    ran = Build(store, settings, [instance], listener).run()
+    evaluation = artifact_json(store, ran[0].output, "evaluation.json")
+    tree = store.tree(ran[0].output)
+    entry = tree.find("prompts.jsonl") if tree else None
+    lines = store.resolve(entry.sha256).read_text(encoding="utf-8").splitlines() if entry else []
+    return evaluation, [json.loads(line) for line in lines]
