@@ -64,23 +64,43 @@ class RmsNorm(nn.Module):  # type: ignore[misc]
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
-def rotary(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos, sin for positions [...]: FP32 [..., head_dim], halves repeated (neox order)."""
+@dataclass(frozen=True)
+class Rotary:
+    """FP32 tables of T positions, [B or 1, 1, T, head_dim]; the first half of the sine is negated (`rotate`)."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotary(positions: Tensor, head_dim: int, theta: float) -> Rotary:
+    """Tables for positions [B or 1, T], halves repeated (neox order)."""
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
     angle = positions.float().unsqueeze(-1) * (1.0 / theta**exponent)
-    angle = torch.cat((angle, angle), dim=-1)
-    return angle.cos(), angle.sin()
+    cos, sin = angle.cos(), angle.sin()
+    return Rotary(torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1))
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on x [B, heads, T, head_dim] with cos, sin [B or 1, T, head_dim]; FP32 inside, x's dtype out."""
-    first, second = x.float().chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return (x.float() * cos.unsqueeze(1) + turned * sin.unsqueeze(1)).to(x.dtype)
+def rotate(x: Tensor, table: Rotary) -> Tensor:
+    """RoPE on x [B, heads, T, head_dim]; FP32 inside, x's dtype out."""
+    return (x * table.cos + x.roll(x.shape[-1] // 2, dims=-1) * table.sin).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class View:
+    """Where the queries of one forward are and what they see of the context and of their own block.
+
+    `seen` [B, 1, Q, S] and `own` [D, D] (slot by slot) are additive: 0 where seen, -inf elsewhere. A row of
+    `own` always sees itself, so that no query sees nothing. Other blocks are never seen.
+    """
+
+    query: Rotary
+    context: Rotary
+    seen: Tensor
+    own: Tensor
 
 
 class Attention(nn.Module):  # type: ignore[misc]
-    """Queries from the blocks; keys and values from context and blocks through the same projections."""
+    """Queries from the blocks; keys and values from context and own block through the same projections."""
 
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
@@ -96,31 +116,27 @@ class Attention(nn.Module):  # type: ignore[misc]
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
 
-    def forward(self, x: Tensor, context: Tensor, turn: Turn, mask: Tensor) -> Tensor:
-        query = rotate(self.q_norm(self._heads(self.q_proj(x))), turn.query_cos, turn.query_sin)
-        keys = torch.cat((self._heads(self.k_proj(context)), self._heads(self.k_proj(x))), dim=2)
-        keys = rotate(self.k_norm(keys), turn.key_cos, turn.key_sin)
-        values = torch.cat((self._heads(self.v_proj(context)), self._heads(self.v_proj(x))), dim=2)
-        keys, query = keys.to(values.dtype), query.to(values.dtype)
-        out = F.scaled_dot_product_attention(
-            query,
-            keys,
-            values,
-            attn_mask=mask.to(query.dtype),
-            enable_gqa=self.shape.heads != self.shape.kv_heads,
-        )
-        projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+    def forward(self, x: Tensor, context: Tensor, view: View) -> Tensor:
+        """`x` [B, Q, hidden], `context` [B, S, hidden] -> [B, Q, hidden]. One softmax over context and block.
+
+        Inside, queries are [B, kv heads, heads a kv head, Q or (A, D), head_dim].
+        """
+        queries, block = x.shape[1], view.own.shape[-1]
+        query = rotate(self.q_norm(self._heads(self.q_proj(x))), view.query) * self.shape.head_dim**-0.5
+        query = query.unflatten(1, (self.shape.kv_heads, -1))
+        keys = rotate(self.k_norm(self._heads(self.k_proj(context))), view.context)
+        own_keys = rotate(self.k_norm(self._heads(self.k_proj(x))), view.query).unflatten(2, (-1, block))
+        values = self._heads(self.v_proj(context))
+        own_values = self._heads(self.v_proj(x)).unflatten(2, (-1, block))
+        of_context = (query.flatten(2, 3) @ keys.transpose(-1, -2)).unflatten(2, (-1, queries))
+        of_block = query.unflatten(3, (-1, block)) @ own_keys.transpose(-1, -2).unsqueeze(2)
+        scores = torch.cat((of_context + view.seen.unsqueeze(1), (of_block + view.own).flatten(3, 4)), dim=-1)
+        shares = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype)
+        from_context, from_block = shares[..., :-block], shares[..., -block:]
+        out = (from_context.flatten(2, 3) @ values).unflatten(2, (-1, queries))
+        out = out + (from_block.unflatten(3, (-1, block)) @ own_values.unsqueeze(2)).flatten(3, 4)
+        projected: Tensor = self.o_proj(out.flatten(1, 2).transpose(1, 2).flatten(2))
         return projected
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Rotary tables of one forward: queries [B, Q, head_dim]; context, then blocks [B, S + Q, head_dim]."""
-
-    query_cos: Tensor
-    query_sin: Tensor
-    key_cos: Tensor
-    key_sin: Tensor
 
 
 class Mlp(nn.Module):  # type: ignore[misc]
@@ -147,8 +163,8 @@ class Layer(nn.Module):  # type: ignore[misc]
         self.input_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
         self.post_attention_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
 
-    def forward(self, x: Tensor, context: Tensor, turn: Turn, mask: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), context, turn, mask)
+    def forward(self, x: Tensor, context: Tensor, view: View) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), context, view)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -173,21 +189,25 @@ class Drafter(nn.Module):  # type: ignore[misc]
                 else:
                     parameter.fill_(1.0)
 
-    def forward(self, taps: Tensor, noise: Tensor, query_positions: Tensor, mask: Tensor) -> Tensor:
-        """Hidden states for the head, [B, Q, hidden].
+    def forward(
+        self, taps: Tensor, noise: Tensor, anchors: Tensor, draft_block_size: int, window: int | None = None
+    ) -> Tensor:
+        """Hidden states for the head, [B, A * D, hidden], of the blocks at `anchors` [B, A].
 
-        `taps` [B, S, len(taps) * hidden] of positions 0..S-1; `noise` [B, Q, hidden] the target's embedding
-        of the blocks; `query_positions` [B, Q]; `mask` additive [B, 1, Q, S + Q] (`block_mask`).
+        `taps` [B, S, len(taps) * hidden] of positions 0..S-1; `noise` [B, A * D, hidden]: the target's embedding
+        of `block_tokens`. D = `draft_block_size` may be smaller than the trained one (K + 1). `window`: W tokens.
         """
-        context = self.hidden_norm(self.fc(taps))
-        shape = self.shape
-        query_cos, query_sin = rotary(query_positions, shape.head_dim, shape.rope_theta)
+        shape, context = self.shape, self.hidden_norm(self.fc(taps))
         here = torch.arange(taps.shape[1], device=taps.device).unsqueeze(0)
-        cos, sin = (table.expand(len(taps), -1, -1) for table in rotary(here, shape.head_dim, shape.rope_theta))
-        turn = Turn(query_cos, query_sin, torch.cat((cos, query_cos), 1), torch.cat((sin, query_sin), 1))
+        view = View(
+            query=rotary(block_positions(anchors, draft_block_size), shape.head_dim, shape.rope_theta),
+            context=rotary(here, shape.head_dim, shape.rope_theta),
+            seen=context_mask(anchors, taps.shape[1], draft_block_size, window),
+            own=own_mask(draft_block_size, window).to(taps.device),
+        )
         x = noise
         for layer in self.layers:
-            x = layer(x, context, turn, mask)
+            x = layer(x, context, view)
         out: Tensor = self.norm(x)
         return out
 
@@ -198,26 +218,28 @@ def block_positions(anchors: Tensor, draft_block_size: int) -> Tensor:
     return (anchors.unsqueeze(-1) + slots).flatten(1)
 
 
-def block_mask(anchors: Tensor, context: int, draft_block_size: int, window: int | None = None) -> Tensor:
-    """Additive mask [B, 1, Q, context + Q] of parallel blocks: 0 where seen, -inf elsewhere.
+def context_mask(anchors: Tensor, context: int, draft_block_size: int, window: int | None = None) -> Tensor:
+    """Additive mask [B, 1, Q, context]: slot j of the block at s sees positions strictly below s.
 
-    A query of the block at anchor s sees the context strictly below s and all slots of its own block,
-    nothing of other blocks. With a window W it sees only keys whose position differs from its own by at most
-    W - 1.
+    With a window W only those at most W - 1 below its own position s + j.
     """
-    positions = block_positions(anchors, draft_block_size)
-    queries = positions.shape[1]
-    start = anchors.repeat_interleave(draft_block_size, dim=1)
-    below = torch.arange(context, device=anchors.device).view(1, 1, -1)
-    seen_context = below < start.unsqueeze(-1)
-    block = torch.arange(queries, device=anchors.device) // draft_block_size
-    seen_block = (block.view(-1, 1) == block.view(1, -1)).unsqueeze(0).expand(len(anchors), -1, -1)
+    start = anchors.repeat_interleave(draft_block_size, dim=1).unsqueeze(-1)
+    here = torch.arange(context, device=anchors.device)
+    seen = here < start
     if window is not None:
-        seen_context = seen_context & (positions.unsqueeze(-1) - below < window)
-        apart = (positions.unsqueeze(-1) - positions.unsqueeze(1)).abs()
-        seen_block = seen_block & (apart < window)
-    seen = torch.cat((seen_context, seen_block), dim=-1)
-    return torch.zeros(seen.shape).to(anchors.device).masked_fill(~seen, float("-inf")).unsqueeze(1)
+        seen = seen & (block_positions(anchors, draft_block_size).unsqueeze(-1) - here < window)
+    return _additive(seen).unsqueeze(1)
+
+
+def own_mask(draft_block_size: int, window: int | None = None) -> Tensor:
+    """Additive mask [D, D]: every slot sees every slot of its block, with a window W those W - 1 away at most."""
+    slots = torch.arange(draft_block_size)
+    apart = (slots.unsqueeze(-1) - slots).abs()
+    return _additive(apart < (draft_block_size if window is None else window))
+
+
+def _additive(seen: Tensor) -> Tensor:
+    return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, float("-inf"))
 
 
 def block_tokens(anchor_tokens: Tensor, draft_block_size: int, mask_token_id: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Conversations as token ids for the drafter, and the target's taps over them.
+"""Conversations as token ids for the drafter, and where its calibration blocks start. No torch.
 
 A conversation's assistant part is what the target really emitted: its text and, unless the answer was cut by
 the token limit, the end-of-turn token. Knows the corpus row format and the tokenizer; no stage, no recipe.
@@ -6,15 +6,12 @@ the token limit, the end-of-turn token. Knows the corpus row format and the toke
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from qdc.methods import documents
-from qdc.methods.qwen import forward_taps
 from qdc.methods.tokenizer import Tokenizer
 
 
@@ -50,36 +47,20 @@ def cut(conversation: Conversation, max_length: int) -> Conversation:
     return Conversation(conversation.id, conversation.input_ids[:max_length], conversation.prompt_tokens)
 
 
-def pad(rows: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor]:
-    """Right-padded ids [B, S] (int64) and the mask of real tokens [B, S] (int64, 1 or 0)."""
-    longest = max(len(row) for row in rows)
-    ids = torch.full((len(rows), longest), fill, dtype=torch.int64)
-    mask = torch.zeros((len(rows), longest), dtype=torch.int64)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = torch.tensor(row)
-        mask[index, : len(row)] = 1
-    return ids, mask
+def calibration_anchors(tokens: int, prompt_tokens: int, draft_block_size: int, count: int) -> list[int]:
+    """Up to `count` anchors evenly from the first answer token to tokens - block - 1; none without room.
 
-
-def target_taps(model: nn.Module, rows: Sequence[Sequence[int]], taps: Sequence[int]) -> Tensor:
-    """Taps [B, S, len(taps) * hidden] of right-padded rows; padded positions hold numbers of no meaning."""
-    ids, mask = pad(rows)
-    with torch.no_grad():
-        return forward_taps(model, ids, mask, taps)[1]
-
-
-def all_taps(
-    model: nn.Module, conversations: Sequence[Conversation], taps: Sequence[int], batch: int = 64
-) -> list[Tensor]:
-    """Taps [tokens, len(taps) * hidden] of each conversation, one target pass over all of them.
-
-    Conversations of like length run together; the grouping depends on the lengths alone.
+    A conversation has room when tokens > prompt_tokens + block + 1.
     """
-    order = sorted(range(len(conversations)), key=lambda i: (len(conversations[i].input_ids), i))
-    found: list[Tensor] = [torch.empty(0)] * len(order)
-    for start in range(0, len(order), batch):
-        some = order[start : start + batch]
-        out = target_taps(model, [conversations[i].input_ids for i in some], taps)
-        for row, index in enumerate(some):
-            found[index] = out[row, : len(conversations[index].input_ids)].clone()
-    return found
+    first, last = prompt_tokens, tokens - draft_block_size - 1
+    if last <= first:
+        return []
+    number = min(count, tokens - draft_block_size - prompt_tokens)
+    if number == 1:
+        return [first]
+    return [round(first + (last - first) * i / (number - 1)) for i in range(number)]
+
+
+def choose(rows: int, count: int, seed: int) -> list[int]:
+    """`count` different row numbers (all, if fewer), in the order drawn."""
+    return random.Random(seed).sample(range(rows), min(count, rows))

@@ -49,9 +49,10 @@ def plain_state(drafter: Drafter) -> dict[str, Tensor]:
     return {k: v.detach().to(torch.bfloat16).contiguous() for k, v in sorted(drafter.state_dict().items())}
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A safetensors file, sorted by name."""
-    save_file(dict(sorted(tensors.items())), path, metadata={"format": "pt", **(metadata or {})})
+    save_file(dict(sorted(tensors.items())), path, metadata={"format": "pt"})
+    path.chmod(0o644)
 
 
 def frozen_parts(model: nn.Module) -> Frozen:

@@ -7,7 +7,6 @@ Here all blocks of a conversation run in one pass and context rows are weighted 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,9 @@ from torch.nn import functional as F
 
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.methods import grid, packing
-from qdc.methods.dflash import Drafter, block_mask, block_positions, block_tokens
-from qdc.methods.draft_data import Conversation, pad
+from qdc.methods.dflash import Drafter, block_tokens
+from qdc.methods.draft_data import Conversation
+from qdc.methods.draft_taps import pad
 from qdc.methods.draft_training import Frozen
 from qdc.methods.gptq import Hessian, gptq_quantize, output_error
 
@@ -30,25 +30,6 @@ class CalibrationRow:
 
     input_ids: tuple[int, ...]
     anchors: tuple[int, ...]
-
-
-def calibration_anchors(tokens: int, prompt_tokens: int, draft_block_size: int, count: int) -> list[int]:
-    """Up to `count` anchors evenly from the first answer token to tokens - block - 1; none without room.
-
-    A conversation has room when tokens > prompt_tokens + block + 1.
-    """
-    first, last = prompt_tokens, tokens - draft_block_size - 1
-    if last <= first:
-        return []
-    number = min(count, tokens - draft_block_size - prompt_tokens)
-    if number == 1:
-        return [first]
-    return [round(first + (last - first) * i / (number - 1)) for i in range(number)]
-
-
-def choose(rows: int, count: int, seed: int) -> list[int]:
-    """`count` different row numbers (all, if fewer), in the order drawn."""
-    return random.Random(seed).sample(range(rows), min(count, rows))
 
 
 def linears(drafter: Drafter) -> dict[str, nn.Linear]:
@@ -102,12 +83,7 @@ def hessians(
             gatherer.block_weight = valid.repeat_interleave(block, dim=1).float()
             tokens = block_tokens(ids.gather(1, anchors), block, drafter.shape.mask_token_id)
             with torch.no_grad():
-                drafter(
-                    stacked,
-                    F.embedding(tokens, frozen.embedding),
-                    block_positions(anchors, block),
-                    block_mask(anchors, ids.shape[1], block),
-                )
+                drafter(stacked, F.embedding(tokens, frozen.embedding), anchors, block)
     finally:
         gatherer.close()
     return {name: h.total for name, h in gatherer.hessians.items()}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qdc.methods.dflash import Drafter, block_mask, block_positions, block_tokens
+from qdc.methods.dflash import Drafter, block_positions, block_tokens
 from qdc.methods.training import Optimizers, batch_rows, check_loss, schedule_factor
 
 
@@ -79,8 +79,8 @@ def block_loss(drafter: Drafter, frozen: Frozen, batch: Batch, anchors: Tensor, 
     hidden = drafter(
         batch.taps,
         F.embedding(tokens, frozen.embedding),
-        block_positions(anchors, block),
-        block_mask(anchors, batch.taps.shape[1], block),
+        anchors,
+        block,
     )
     counted = weights > 0
     logits = F.linear(hidden.view(*labels.shape, -1)[counted], frozen.head)

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qdc.methods.dflash import Drafter, block_mask, block_positions, block_tokens
-from qdc.methods.draft_data import Conversation, pad
+from qdc.methods.dflash import Drafter, block_tokens
+from qdc.methods.draft_data import Conversation
+from qdc.methods.draft_taps import pad
 from qdc.methods.draft_training import Frozen
 
-MASK_LIMIT = 1 << 24
-"""Most mask entries in one call (64 MiB of FP32)."""
+SCORE_LIMIT = 1 << 24
+"""Most attention scores of one layer in one call (64 MiB of FP32)."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,7 @@ def draft_tokens(
     block = k + 1
     tokens = block_tokens(input_ids.gather(1, anchors), block, drafter.shape.mask_token_id)
     with torch.no_grad():
-        hidden = drafter(
-            taps,
-            F.embedding(tokens, frozen.embedding),
-            block_positions(anchors, block),
-            block_mask(anchors, taps.shape[1], block, window),
-        )
+        hidden = drafter(taps, F.embedding(tokens, frozen.embedding), anchors, block, window)
         slots = hidden.view(*anchors.shape, block, -1)[:, :, 1:]
         return F.linear(slots, frozen.head).argmax(-1)
 
@@ -93,7 +89,7 @@ def replay(
     while order:
         longest = max(len(conversations[i].input_ids) for i in order)
         queries = max(conversations[i].answer_tokens() - 1 for i in order) * (k + 1)
-        size = max(1, MASK_LIMIT // (queries * (longest + queries)))
+        size = max(1, SCORE_LIMIT // (drafter.shape.heads * queries * (longest + k + 1)))
         some, order = order[:size], order[size:]
         batch = [conversations[i] for i in some]
         for index, counts in zip(

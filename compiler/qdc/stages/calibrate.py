@@ -10,8 +10,7 @@ from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import write_json
 from qdc.core.stage import Context
 from qdc.methods.documents import read_rows
-from qdc.methods.draft_data import encode_rows
-from qdc.methods.draft_quantization import calibration_anchors, choose
+from qdc.methods.draft_data import calibration_anchors, choose, encode_rows
 from qdc.methods.tokenizer import load_tokenizer
 
 

@@ -12,7 +12,8 @@ from qdc.core.stage import Context
 from qdc.formats.dflash import quantization_config, split_ignored
 from qdc.methods import draft_files, draft_quantization, qwen
 from qdc.methods.documents import read_rows
-from qdc.methods.draft_data import Conversation, all_taps
+from qdc.methods.draft_data import Conversation
+from qdc.methods.draft_taps import all_taps
 
 
 def run(context: Context) -> None:

@@ -17,7 +17,8 @@ from qdc.formats.dflash import drafter_config
 from qdc.methods import draft_files, draft_training, qwen
 from qdc.methods.dflash import Drafter, DrafterShape
 from qdc.methods.documents import read_rows
-from qdc.methods.draft_data import Conversation, all_taps, cut, encode_rows, pad, target_taps
+from qdc.methods.draft_data import Conversation, cut, encode_rows
+from qdc.methods.draft_taps import all_taps, pad, target_taps
 from qdc.methods.tokenizer import Tokenizer, load_tokenizer
 from qdc.methods.training import Optimizers, load_partial, save_partial
 

@@ -17,7 +17,8 @@ from qdc.core.files import write_json
 from qdc.core.stage import Context
 from qdc.methods import draft_files, qwen, replay
 from qdc.methods.documents import read_rows
-from qdc.methods.draft_data import Conversation, all_taps
+from qdc.methods.draft_data import Conversation
+from qdc.methods.draft_taps import all_taps
 from qdc.methods.generate import Sampling, generate
 from qdc.methods.replay import Counts
 from qdc.methods.tokenizer import Tokenizer, load_tokenizer
