@@ -39,9 +39,7 @@ def make_image(folder: Path, k: int = 7) -> tuple[Path, Contents]:
 def test_an_archive_is_an_oci_layout_and_a_docker_archive_of_the_same_blobs(tmp_path: Path) -> None:
     folder, contents = make_image(tmp_path)
     seen: list[tuple[int, int]] = []
-    image = export.export_archive(
-        folder, contents.__getitem__, tmp_path / "image.tar", lambda *done: seen.append(done)
-    )
+    image = export.export_archive(folder, contents.__getitem__, tmp_path / "image.tar", lambda *done: seen.append(done))
     size = (tmp_path / "image.tar").stat().st_size
     assert seen[-1] == (size, size) and seen == sorted(seen)
     with tarfile.open(tmp_path / "image.tar") as tar:
@@ -79,7 +77,9 @@ def test_the_same_image_exports_to_the_same_bytes_anywhere(tmp_path: Path) -> No
         command = [sys.executable, "-c", script, str(here.parent / "compiler"), str(here), str(place)]
         environment = {**os.environ, "TZ": zone, "LC_ALL": locale, "HOME": str(place), "PYTHONHASHSEED": str(umask)}
         subprocess.run(command, check=True, cwd=place, env=environment, umask=umask)
-        layout = {p.relative_to(place).as_posix(): sha256_file(p) for p in sorted((place / "oci").rglob("*")) if p.is_file()}
+        layout = {
+            p.relative_to(place).as_posix(): sha256_file(p) for p in sorted((place / "oci").rglob("*")) if p.is_file()
+        }
         digests.append((sha256_file(place / "image.tar"), layout))
     assert digests[0] == digests[1]
 
@@ -133,7 +133,7 @@ def test_a_tampered_description_is_no_image(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fills_up_is_said_and_nothing_is_left(tmp_path: Path) -> None:
-    folder, contents = make_image(tmp_path)
+    make_image(tmp_path)
     before = {path.name for path in tmp_path.iterdir()}
     script = (
         "import resource, signal, sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n"
@@ -152,9 +152,7 @@ def test_a_disk_that_fills_up_is_said_and_nothing_is_left(tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_too_little_space_is_said_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, contents = make_image(tmp_path)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))

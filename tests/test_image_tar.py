@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from qdc.core.files import sha256_bytes
 from qdc.image.layers import digested, layer_from_json, small_layer
 from qdc.image.tar import EPOCH, Entry, arranged, header, tar_size, write_layer
 
-SEGMENT = st.text(
-    st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=130
-).filter(lambda text: text not in (".", "..") and not text.startswith(".wh."))
+SEGMENT = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=130).filter(
+    lambda text: text not in (".", "..") and not text.startswith(".wh.")
+)
 PATH = st.lists(SEGMENT, min_size=1, max_size=4).map("/".join)
 LINK = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=140)
 NODE = st.one_of(
@@ -69,7 +70,12 @@ def test_any_tree_reads_back_equal(tree: dict[str, tuple[str, object, int]], tmp
         assert [member.name for member in members] == [entry.path for entry in entries]
         for member, entry in zip(members, entries, strict=True):
             assert (member.mode, member.uid, member.gid, member.uname, member.gname, member.mtime) == (
-                entry.mode, 0, 0, "", "", EPOCH,
+                entry.mode,
+                0,
+                0,
+                "",
+                "",
+                EPOCH,
             )
             kind, value, _ = tree.get(entry.path, ("dir", None, 0o755))
             if kind == "file":
@@ -98,6 +104,23 @@ def test_sizes_around_and_over_8_gib_are_in_the_header(size: int) -> None:
     assert member is not None and member.size == size
     assert member.name == "opt/models/target/model.safetensors"
     assert (len(blocks) > 512) == (size >= 8**11), "PAX only where USTAR cannot say the size"
+
+
+def test_what_follows_a_member_over_8_gib_is_found(tmp_path: Path) -> None:
+    size = 8**11 + 12345
+    file = tmp_path / "sparse.tar"
+    with file.open("wb") as stream:
+        stream.write(header(Entry("big", "file", 0o644, size, "0" * 64)))
+        stream.seek(size + -size % 512, io.SEEK_CUR)
+        stream.write(header(Entry("small", "file", 0o644, 0)) + bytes(1024))
+        assert stream.tell() == tar_size([Entry("big", "file", 0o644, size), Entry("small", "file", 0o644)])
+    listed = subprocess.run(["tar", "tvf", file], check=True, capture_output=True, text=True, env={"TZ": "UTC"}).stdout
+    assert [line.split()[2:] for line in listed.splitlines()] == [
+        [str(size), "2020-01-01", "00:00", "big"],
+        ["0", "2020-01-01", "00:00", "small"],
+    ]
+    with tarfile.open(file) as tar:
+        assert [(member.name, member.size) for member in tar] == [("big", size), ("small", 0)]
 
 
 def test_long_ascii_names_need_no_pax_record_while_they_can_be_split() -> None:
@@ -141,7 +164,9 @@ def test_a_layer_of_real_files_forgets_times_owners_and_odd_modes(tmp_path: Path
     assert digested({"opt/a": program, "opt/b": plain}, "test") == first
     assert first.entries is not None
     assert [(e.path, e.type, e.mode) for e in first.entries] == [
-        ("opt", "dir", 0o755), ("opt/a", "file", 0o755), ("opt/b", "file", 0o644),
+        ("opt", "dir", 0o755),
+        ("opt/a", "file", 0o755),
+        ("opt/b", "file", 0o644),
     ]
     out = io.BytesIO()
     contents = {sha256_bytes(f.read_bytes()): f for f in (plain, program)}

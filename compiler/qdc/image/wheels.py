@@ -13,7 +13,7 @@ import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -74,14 +74,29 @@ def _record(text: str, wheel: Path) -> dict[str, str]:
     return digests
 
 
-def _record_moved(text: str, data_folder: str, wheel: Path) -> bytes:
-    """RECORD with the places where members really are, without what is left out; row order kept."""
+def _record_moved(text: str, data_folder: str, wheel: Path, changed: Mapping[str, bytes]) -> bytes:
+    """RECORD with the places and digests of what is really written; row order kept."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for row in csv.reader(io.StringIO(text)):
         if row and not _COMPILED.fullmatch(row[0]):
-            writer.writerow([_installed_path(row[0], data_folder, wheel), *row[1:]])
+            rest = row[1:]
+            if (data := changed.get(row[0])) is not None:
+                digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+                rest = [f"sha256={digest}", str(len(data))]
+            writer.writerow([_installed_path(row[0], data_folder, wheel), *rest])
     return out.getvalue().encode()
+
+
+def _script(archive: zipfile.ZipFile, wheel: Path, info: zipfile.ZipInfo, digest: str | None) -> bytes:
+    """A script with the image's interpreter in its first line, where the wheel asks for that."""
+    data = archive.read(info)
+    if digest is not None and hashlib.sha256(data).hexdigest() != digest:
+        raise _bad(wheel, f"{info.filename} is not what its RECORD says")
+    first, newline, rest = data.partition(b"\n")
+    if first.rstrip(b"\r") in (b"#!python", b"#!pythonw"):
+        return b"#!" + PYTHON.encode() + newline + rest
+    return data
 
 
 def _members(archive: zipfile.ZipFile, wheel: Path, index: int, site: str) -> Iterator[Member]:
@@ -93,23 +108,21 @@ def _members(archive: zipfile.ZipFile, wheel: Path, index: int, site: str) -> It
     except KeyError as error:
         raise _bad(wheel, "it has no RECORD") from error
     record = _record(record_text, wheel)
-    for info in archive.infolist():
-        if info.is_dir() or _COMPILED.fullmatch(info.filename):
-            continue
+    infos = [i for i in archive.infolist() if not i.is_dir() and not _COMPILED.fullmatch(i.filename)]
+    changed = {
+        info.filename: _script(archive, wheel, info, record.get(info.filename))
+        for info in infos
+        if info.filename.startswith(f"{data_folder}/scripts/")
+    }
+    for info in infos:
         path = _installed_path(info.filename, data_folder, wheel)
-        content, digest = None, record.get(info.filename)
-        executable = bool(info.external_attr >> 16 & 0o100)
+        executable = info.filename in changed or bool(info.external_attr >> 16 & 0o100)
+        content = changed.get(info.filename)
         if info.filename == record_name:
-            content = _record_moved(record_text, data_folder, wheel)
-        elif path.startswith("bin/") and path != info.filename:
-            executable = True
-            data = archive.read(info)
-            first, newline, rest = data.partition(b"\n")
-            if first.rstrip(b"\r") in (b"#!python", b"#!pythonw"):
-                content = b"#!" + PYTHON.encode() + newline + rest
+            content = _record_moved(record_text, data_folder, wheel, changed)
         size = info.file_size if content is None else len(content)
         entry = Entry(f"{site}/{path}", "file", 0o755 if executable else 0o644, size)
-        yield Member(entry, index, info, content, None if content is not None else digest)
+        yield Member(entry, index, info, content, None if content is not None else record.get(info.filename))
 
 
 def _same(first: Member, second: Member) -> bool:
