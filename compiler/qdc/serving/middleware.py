@@ -88,9 +88,12 @@ class Middleware:
         self.warm = False
         self.reason = "the engine is starting"
         self.warming: asyncio.Task[None] | None = None
+        self.application: Scope = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path")
+        # what the server's framework put into the scope on the way here; own requests to it need the same
+        self.application = {key: scope[key] for key in ("app", "state") if key in scope}
         if scope["type"] == "lifespan":
             await self.app(scope, receive, self._warm_at_start(send))
         elif scope["type"] != "http":
@@ -158,14 +161,16 @@ class Middleware:
                 answer["body"] += message.get("body", b"")
 
         try:
-            await self.app(internal_scope(method, path, body), once(body), collect)
+            await self.app(internal_scope(method, path, body, own=self.application), once(body), collect)
         except Exception as error:
             return 599, repr(error).encode()
         return answer["status"], answer["body"]
 
 
-def internal_scope(method: str, path: str, body: bytes, outer: Scope | None = None) -> Scope:
-    """An ASGI scope for `path`; headers, client and server of `outer` are kept, if given."""
+def internal_scope(
+    method: str, path: str, body: bytes, outer: Scope | None = None, *, own: Scope | None = None
+) -> Scope:
+    """An ASGI scope for `path`: that of the request `outer`, else one of our own with the entries of `own`."""
     replaced = (b"content-length", b"content-type", b"transfer-encoding")
     headers = [pair for pair in (outer["headers"] if outer else []) if pair[0].lower() not in replaced]
     headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -177,6 +182,7 @@ def internal_scope(method: str, path: str, body: bytes, outer: Scope | None = No
         "client": ("127.0.0.1", 0),
         "server": ("127.0.0.1", 0),
         "root_path": "",
+        **(own or {}),
     }
     return {
         **base,
