@@ -56,9 +56,7 @@ def make_config(layers: list[bytes], settings_: dict[str, Any] | None = None) ->
     return json.dumps(value, sort_keys=True).encode()
 
 
-def layout_blobs(
-    config: bytes, layers: list[bytes], tag: str | None = None, pack: bool = False
-) -> dict[str, bytes]:
+def layout_blobs(config: bytes, layers: list[bytes], tag: str | None = None, pack: bool = False) -> dict[str, bytes]:
     """The files of an OCI layout: relative path -> bytes. `pack` compresses the layers."""
     stored = [gzip.compress(layer, 1, mtime=0) if pack else layer for layer in layers]
 
@@ -93,9 +91,7 @@ def write_layout(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def write_archive(
-    path: Path, config: bytes, layers: list[bytes], tag: str | None = None, dual: bool = True
-) -> Path:
+def write_archive(path: Path, config: bytes, layers: list[bytes], tag: str | None = None, dual: bool = True) -> Path:
     """A docker archive; `dual`: also an OCI layout."""
     files = layout_blobs(config, layers, tag)
     described = [
@@ -132,9 +128,7 @@ def test_a_later_layer_replaces_a_file_and_the_old_one_stays_as_evidence() -> No
 
 def test_whiteouts_hide_files_folders_and_opaque_contents_of_lower_layers_only() -> None:
     lower: dict[str, Content] = {"a": None, "a/x": b"1", "a/d/y": b"2", "b": None, "b/z": b"3", "c": b"4"}
-    result = overlay(
-        lower, {"a/.wh.d": b"", "a/d/new": b"5", "b/fresh": b"6", "b/.wh..wh..opq": b"", ".wh.c": b""}
-    )
+    result = overlay(lower, {"a/.wh.d": b"", "a/d/new": b"5", "b/fresh": b"6", "b/.wh..wh..opq": b"", ".wh.c": b""})
     assert shown(result) == {"a/x": 0, "a/d/new": 1, "b/fresh": 1}
     assert sorted(item.entry.path for item in result.hidden) == ["a/d/y", "b/z", "c"]
     assert {item.by for item in result.hidden} == {"a/.wh.d", "b/.wh..wh..opq", ".wh.c"}
@@ -152,9 +146,7 @@ def test_entries_below_a_linked_folder_land_where_the_link_points() -> None:
 
 
 def test_links_are_followed_inside_the_image_only() -> None:
-    result = overlay(
-        {"etc/passwd": b"image", "a/up": "../../../../etc/passwd", "b": "/etc/passwd", "c": "/nowhere"}
-    )
+    result = overlay({"etc/passwd": b"image", "a/up": "../../../../etc/passwd", "b": "/etc/passwd", "c": "/nowhere"})
     for path in ("a/up", "b", "/etc/passwd"):
         entry = result.resolve(path)
         assert entry is not None and entry.path == "etc/passwd"
@@ -235,7 +227,16 @@ def test_a_digest_cannot_name_a_path(tmp_path: Path) -> None:
 def test_missing_or_broken_documents_are_named(name: str, tmp_path: Path) -> None:
     files = layout_blobs(make_config([]), [])
     write_layout(tmp_path, files)
-    for broken in (b"[]", b"\xff", b'{"a":1,"a":2}', b"NaN", b"[" * 5000):
+    for broken in (
+        b"[]",
+        b"\xff",
+        b'{"a":1,"a":2}',
+        b"NaN",
+        b"[" * 5000,
+        b"[" * 99 + b"]" * 99,
+        b'{"a":1e999}',
+        b'["\\ud800"]',
+    ):
         (tmp_path / name).write_bytes(broken)
         with pytest.raises(QdcError):
             oci.open_image(tmp_path)
@@ -264,9 +265,7 @@ def test_zstd_layers_are_said_to_be_unread(tmp_path: Path) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_a_damaged_archive_never_crashes(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_damaged_archive_never_crashes(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("damaged") / "image.tar"
     write_archive(path, make_config(LAYERS), LAYERS, "n:t")
     raw = bytearray(path.read_bytes())

@@ -24,6 +24,7 @@ from qdc.formats.ranges import FileRange, GzipRange, RangeReader, SubRange
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 MAX_JSON = 64 << 20
+MAX_DEPTH = 64
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,10 @@ def _from_archive(store: _Archive, where: str) -> Image:
 
 
 def parse_json(data: bytes, what: str) -> Any:
-    """JSON of untrusted bytes. Raises QdcError `image.json` on anything else, duplicate names included."""
+    """JSON of untrusted bytes. Raises QdcError `image.json` on anything that is not plain JSON of moderate depth:
+
+    duplicate names, numbers beyond floats, texts that are not UTF-8, more than 64 levels.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
@@ -279,9 +283,20 @@ def parse_json(data: bytes, what: str) -> Any:
         raise ValueError(f"{text} is not JSON")
 
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        level = [value]
+        for _ in range(MAX_DEPTH):
+            level = [item for inner in level for item in _inside(inner)]
+        if level:
+            raise ValueError(f"more than {MAX_DEPTH} levels")
+        return value
     except (ValueError, RecursionError) as error:
         raise _bad("json", f"{what}: not JSON ({error})") from error
+
+
+def _inside(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
 
 
 def as_object(value: Any, what: str) -> dict[str, Any]:

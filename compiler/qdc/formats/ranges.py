@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,9 +30,7 @@ class RangeReader(Protocol):
 
 def truncated(what: str, offset: int, length: int, size: int) -> QdcError:
     """The error for a range that is not there."""
-    return QdcError(
-        "bytes.truncated", f"{what}: wanted {length} bytes at {offset}, but it has {size}", exit_code=4
-    )
+    return QdcError("bytes.truncated", f"{what}: wanted {length} bytes at {offset}, but it has {size}", exit_code=4)
 
 
 class BytesRange:
@@ -187,6 +185,13 @@ class GzipRange:
 
     def _damaged(self, why: str) -> QdcError:
         return QdcError("bytes.gzip", f"{self.what}: damaged gzip data ({why})", exit_code=4)
+
+
+def place(source: RangeReader) -> Hashable:
+    """Equal for two readers of the same bytes of the same file; for other readers, only for the same object."""
+    if isinstance(source, SubRange):
+        return (place(source.inner), source.start, source.size)
+    return str(source.path) if isinstance(source, FileRange) else id(source)
 
 
 def chunks(source: RangeReader, size: int = CHUNK) -> Iterator[bytes]:

@@ -72,9 +72,7 @@ def read_header(source: Path | RangeReader, what: str | None = None) -> Header:
     return Header(dict(ordered), metadata, 8 + length)
 
 
-def read_tensor(
-    reader: RangeReader, header: Header, name: str, offset: int = 0, length: int | None = None
-) -> bytes:
+def read_tensor(reader: RangeReader, header: Header, name: str, offset: int = 0, length: int | None = None) -> bytes:
     """`length` bytes (default: to its end) of tensor `name` from `offset` within it."""
     if name not in header.tensors:
         raise _bad("no-tensor", f"no tensor {name!r}")
@@ -94,9 +92,7 @@ def write(
     path.write_bytes(dumps(tensors, metadata))
 
 
-def dumps(
-    tensors: Mapping[str, tuple[str, Sequence[int], bytes]], metadata: Mapping[str, str] | None = None
-) -> bytes:
+def dumps(tensors: Mapping[str, tuple[str, Sequence[int], bytes]], metadata: Mapping[str, str] | None = None) -> bytes:
     """The file's bytes; see `write`. Raises QdcError if bytes do not fit dtype and shape."""
     table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at, parts = 0, []
@@ -121,6 +117,7 @@ def _table(data: bytes, what: str) -> dict[str, Any]:
 
     try:
         table = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+        json.dumps(table, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise _bad("header", f"{what}: the header is not JSON ({error})") from error
     if not isinstance(table, dict):
@@ -138,9 +135,7 @@ def _tensor(name: str, entry: Any, base: int, what: str) -> Tensor:
         raise _bad("entry", f"{what}: tensor {name!r} has a malformed shape or range")
     bits = math.prod(shape) * BITS[dtype]
     if bits != 8 * (offsets[1] - offsets[0]):
-        raise _bad(
-            "size", f"{what}: tensor {name!r} ({dtype} {shape}) does not fit {offsets[1] - offsets[0]} bytes"
-        )
+        raise _bad("size", f"{what}: tensor {name!r} ({dtype} {shape}) does not fit {offsets[1] - offsets[0]} bytes")
     return Tensor(dtype, tuple(shape), base + offsets[0], offsets[1] - offsets[0])
 
 

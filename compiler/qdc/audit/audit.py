@@ -1,0 +1,272 @@
+"""An audit: claims in words, facts from bytes, one verdict each.
+
+*proved*: the bytes show it; *refuted*: the bytes show otherwise, or contradict themselves; *recorded*: only the
+image's own words say so; *unread*: it could not be decided. Nothing of the image is executed or imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from qdc.audit import claims, documents, integrity, models, serving
+from qdc.audit.claims import MANIFEST
+from qdc.audit.evidence import (
+    PROVED,
+    RECORDED,
+    REFUTED,
+    UNREAD,
+    Claim,
+    Evidence,
+    Fact,
+    Findings,
+    Look,
+    brief,
+    reason,
+)
+from qdc.audit.integrity import Verdict, verdict
+from qdc.core import canonical
+from qdc.core.errors import QdcError
+from qdc.formats.oci import Image
+from qdc.manifest.content import product_fields
+
+
+def audit(
+    reader: Image, *, recipe: Mapping[str, Any] | None = None, require: Iterable[str] = (), expect: str | None = None
+) -> dict[str, Any]:
+    """`{image, anchored, verdicts: [{claim, verdict, value, evidence}], counts}`.
+
+    `recipe`: resolved product fields whose leaves are claims; `require`: `path=value` texts; `expect`: the image
+    ID that this must be (`sha256:` and 64 hex). Without it the report proves consistency only and says so.
+    Raises QdcError only for a malformed `require` and an image whose configuration cannot be read at all.
+    """
+    look = Look(reader)
+    asked = [claims.requirement(text) for text in require]
+    if recipe is not None:
+        asked += claims.product_claims(product_fields(recipe), "recipe")
+    rows = integrity.identity(reader, look, expect)
+    findings = Findings()
+    try:
+        reader.files()
+    except QdcError as error:
+        found, _, known = integrity.layers(reader, look, set(), files=False)
+        rows += [
+            *integrity.blobs(reader, known),
+            *found,
+            verdict("image.files", UNREAD, None, [look.configuration(reason(error))]),
+        ]
+        findings.unread[""] = reason(error)
+        rows += _judge(look, asked, findings)
+    else:
+        found, digests, known = integrity.layers(reader, look, documents.wanted_files(look))
+        rows += [*integrity.blobs(reader, known), *found, *_hidden(look), *_contents(look, digests, asked, findings)]
+    counts = Counter(row["verdict"] for row in rows)
+    return {
+        "image": reader.image_id,
+        "where": reader.where,
+        "tags": list(reader.tags),
+        "anchored": expect is not None,
+        "verdicts": rows,
+        "counts": {word: counts[word] for word in (PROVED, REFUTED, RECORDED, UNREAD)},
+    }
+
+
+def exit_code(report: Mapping[str, Any]) -> int:
+    """1 if anything is refuted; 3 if nothing is, but something is unread; else 0."""
+    counts = report["counts"]
+    return 1 if counts[REFUTED] else 3 if counts[UNREAD] else 0
+
+
+def _contents(look: Look, digests: dict[str, str], asked: list[Claim], findings: Findings) -> list[Verdict]:
+    rows: list[Verdict] = []
+    manifest: dict[str, Any] | None = None
+    try:
+        manifest = look.json(MANIFEST)
+    except QdcError as error:
+        rows.append(verdict("manifest", UNREAD, None, [look.at(MANIFEST, reason(error))]))
+    files = (manifest or {}).get("files")
+    files = {str(path): str(digest) for path, digest in files.items()} if isinstance(files, dict) else {}
+    started = serving.Serving(look, digests, files)
+    findings.facts |= started.findings.facts
+    findings.unread |= started.findings.unread
+    _models(look, started, findings)
+    told: list[Claim] = []
+    if started.serve is not None:
+        told.append(Claim("serve.start", [*serving.START[0], *serving.START[1]], "qdc"))
+        findings.facts |= serving.patch_facts(look, started.serve, digests)
+        told += _patch_claims(started.serve, "serve.json")
+    if manifest is not None:
+        rows += documents.judge_documents(look, manifest, started.serve, digests)
+        told += _manifest_claims(manifest)
+    told += [*claims.label_claims(look), *claims.tag_claims(look)]
+    return rows + _judge(look, told + asked, findings)
+
+
+def _models(look: Look, started: serving.Serving, findings: Findings) -> None:
+    """Facts of target and drafter: the folders that the engine is given, else the only ones in the image."""
+    targets, drafters = models.find_models(look)
+    target = started.target or (targets[0] if len(targets) == 1 and not started.arguments else None)
+    drafter = started.drafter or (drafters[0] if len(drafters) == 1 and not started.arguments else None)
+    model = None
+    if target is not None:
+        model = models.target_facts(look, target, findings)
+    else:
+        findings.unread["target.quantization."] = f"{len(targets)} target models were found"
+    if drafter is not None:
+        models.drafter_facts(look, drafter, model, findings)
+        if "drafter." in findings.unread:
+            return
+    method = started.speculation.get("method")
+    if started.arguments:
+        _drafter_kind(look, started, method, findings)
+    elif not drafters:
+        row = look.configuration("no folder of the image holds a DFlash drafter")
+        findings.unread["drafter."] = "no drafter was found"
+        findings.facts["drafter.kind"] = Fact(
+            None, [row], [], lambda claimed: ["no DFlash drafter is in the image"] if claimed == "dflash" else []
+        )
+
+
+def _drafter_kind(look: Look, started: serving.Serving, method: Any, findings: Findings) -> None:
+    """`drafter.kind` as the engine is told, which the drafter's own configuration must agree with."""
+    stored = findings.facts.get("drafter.kind")
+    kind = "none" if not started.speculation else str(method)
+    problems = []
+    if kind == "dflash" and stored is None:
+        problems.append("the engine is told dflash, but no DFlash drafter is where it looks")
+    if stored is not None and stored.value != kind:
+        problems.append(f"the engine is told {kind}, the weights are a {stored.value} drafter")
+    row = (
+        look.spot(started.where, f'\\"method\\":\\"{kind}\\"'.encode(), f"method {kind}")
+        if started.where
+        else look.configuration(f"method {kind}")
+    )
+    evidence = [row, *(stored.evidence if stored else [])]
+    findings.facts["drafter.kind"] = Fact(kind, evidence, problems)
+    if not started.speculation:
+        findings.facts["drafter.swa.window"] = Fact(None, [row])
+
+
+def _manifest_claims(manifest: Mapping[str, Any]) -> list[Claim]:
+    told: list[Claim] = []
+    recipe = manifest.get("recipe")
+    if isinstance(recipe, dict):
+        told += claims.product_claims(recipe, "manifest")
+    target = manifest.get("target")
+    if isinstance(target, dict):
+        told.append(Claim("target.quantization.modules", target.get("census"), "manifest"))
+        scheme = target.get("scheme")
+        for field, value in scheme.items() if isinstance(scheme, dict) else []:
+            told.append(Claim(f"target.quantization.scheme.{field}", value, "manifest"))
+    drafter = manifest.get("drafter")
+    if isinstance(drafter, dict) and "taps" in drafter:
+        told.append(Claim("drafter.architecture.taps", drafter["taps"], "manifest"))
+    section = manifest.get("serving")
+    if isinstance(section, dict):
+        told.append(Claim("serve.chat_template", f"sha256:{section.get('template')}", "manifest"))
+        told += _patch_claims(section, "manifest")
+    return told
+
+
+def _patch_claims(document: Mapping[str, Any], source: str) -> list[Claim]:
+    patches = document.get("patches")
+    return [
+        Claim(f"serve.patches[{item.get('name')}]", str(item.get("digest")).removeprefix("sha256:"), source)
+        for item in (patches if isinstance(patches, list) else [])
+        if isinstance(item, dict)
+    ]
+
+
+def _judge(look: Look, told: list[Claim], findings: Findings) -> list[Verdict]:
+    groups = claims.by_id(told)
+    rows = []
+    for id in sorted({*groups, *findings.facts}):
+        fact, group = findings.facts.get(id), groups.get(id, [])
+        if fact is not None:
+            rows.append(_against_bytes(look, id, fact, group))
+        else:
+            rows.append(_against_words(look, id, group, findings.why_unread(id)))
+    if not groups:
+        for name, why in sorted(findings.unread.items()):
+            rows.append(verdict(name.rstrip("."), UNREAD, None, [look.configuration(why)]))
+    return rows
+
+
+def _against_bytes(look: Look, id: str, fact: Fact, group: list[Claim]) -> Verdict:
+    evidence, refuted = list(fact.evidence), bool(fact.problems) and bool(group)
+    evidence += [{**_place(fact), "text": problem} for problem in fact.problems]
+    for claim in group:
+        against = fact.against(claim.value)
+        if against:
+            refuted = True
+            evidence += [_word(look, claim, "; ".join(against[:3]))]
+    word = REFUTED if refuted else PROVED if group else RECORDED
+    return verdict(id, word, fact.value, evidence)
+
+
+def _against_words(look: Look, id: str, group: list[Claim], why: str | None) -> Verdict:
+    own = [claim for claim in group if claim.source == "manifest"]
+    others = [claim for claim in group if claim.source != "manifest"]
+    if why is not None or not own:
+        text = why or "nothing in the image says or shows it"
+        value = group[0].value
+        return verdict(id, UNREAD, value, [look.configuration(f"{group[0].source}: {brief(value)}; {text}")])
+    value = own[0].value
+    odd = [claim for claim in group if canonical.dumps(claim.value) != canonical.dumps(value)]
+    evidence = [_word(look, own[0], "only the manifest says so")]
+    if odd:
+        evidence += [_word(look, claim, f"the manifest says {brief(value)}") for claim in odd]
+    elif others:
+        evidence += [_word(look, claim, "agrees with the manifest") for claim in others]
+    return verdict(id, REFUTED if odd else RECORDED, value, evidence)
+
+
+def _word(look: Look, claim: Claim, text: str) -> Evidence:
+    """Where a claim is made."""
+    text = f"{claim.source} claims {brief(claim.value)}: {text}"
+    if claim.evidence:
+        return {**claim.evidence[0], "text": text}
+    if claim.source != "manifest":
+        return {
+            "layer": None,
+            "path": f"({claim.source})",
+            "offset": None,
+            "length": None,
+            "text": text,
+            "command": None,
+        }
+    needle = f'"{claim.id.rpartition(".")[2]}": {json.dumps(claim.value, ensure_ascii=False)}'.encode()
+    if look.image.read(MANIFEST).count(needle) == 1:
+        return look.spot(MANIFEST, needle, text)
+    return look.at(MANIFEST, text)
+
+
+def _place(fact: Fact) -> Evidence:
+    empty = {"layer": None, "path": None, "offset": None, "length": None, "command": None}
+    return {**empty, **(fact.evidence[0] if fact.evidence else {})}
+
+
+def _hidden(look: Look) -> list[Verdict]:
+    """Files of models and of qdc that a later layer hides: recorded, because the image does not show them."""
+    found = [
+        item
+        for item in look.image.hidden
+        if item.entry.path.startswith((documents.MODELS, documents.OWN)) or item.entry.path.endswith(".safetensors")
+    ]
+    if not found:
+        return []
+    evidence = [
+        {
+            "layer": look.image.layers[item.entry.layer].name,
+            "path": f"/{item.entry.path}",
+            "offset": item.entry.offset,
+            "length": item.entry.size,
+            "text": f"hidden by /{item.by} in layer {item.by_layer}",
+            "command": f"{look.command(item.entry.layer)} | tail -c +{item.entry.offset + 1}"
+            f" | head -c {item.entry.size}",
+        }
+        for item in found[:5]
+    ]
+    return [verdict("image.hidden", RECORDED, [item.entry.path for item in found], evidence)]

@@ -1,0 +1,152 @@
+"""What an audit works with: facts from bytes, claims from words, verdicts, and where each was seen.
+
+Evidence is `{layer, path, offset, length, text, command}`: the digest of the uncompressed layer, the path in the
+image, the byte range in that layer's tar, a short text, and a shell command that shows the same bytes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdc.core import canonical
+from qdc.core.errors import QdcError
+from qdc.formats.oci import Image, as_object, parse_json
+
+Evidence = dict[str, Any]
+PROVED, REFUTED, RECORDED, UNREAD = "proved", "refuted", "recorded", "unread"
+
+
+@dataclass
+class Fact:
+    """A value that the image's bytes show.
+
+    `problems`: contradictions among the bytes themselves; a fact with any refutes every claim. `accepts`: what
+    speaks against a claimed value, in words (default: that it is another value).
+    """
+
+    value: Any
+    evidence: list[Evidence] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    accepts: Callable[[Any], list[str]] | None = None
+
+    def against(self, claimed: Any) -> list[str]:
+        """Why `claimed` is not what the bytes show; empty if it is."""
+        if self.accepts is not None:
+            return self.accepts(claimed)
+        if canonical.dumps(claimed) == canonical.dumps(self.value):
+            return []
+        return [f"the bytes say {brief(self.value)}, not {brief(claimed)}"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`id`: a recipe path; `source`: who says so (`manifest`, `recipe`, `require`, a label, the tag)."""
+
+    id: str
+    value: Any
+    source: str
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass
+class Findings:
+    """Facts by claim id; `unread`: claim ids (or prefixes ending in `.`) that could not be read, and why."""
+
+    facts: dict[str, Fact] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+
+    def why_unread(self, id: str) -> str | None:
+        for name, why in self.unread.items():
+            if name in ("", id) or (name.endswith(".") and id.startswith(name)):
+                return why
+        return None
+
+
+class Look:
+    """An image seen through paths, as evidence."""
+
+    def __init__(self, image: Image) -> None:
+        self.image = image
+
+    def at(self, path: str, text: str, offset: int = 0, length: int | None = None, show: str = "") -> Evidence:
+        """Evidence for `length` bytes (default: all) from `offset` in the file at `path`.
+
+        `show` is appended to the shell command, for example `| sha256sum`.
+        """
+        entry = self.image.find(path)
+        if entry is None:
+            return self.absent(path, text)
+        length = entry.size - offset if length is None else length
+        start = entry.offset + offset
+        command = f"{self.command(entry.layer)} | tail -c +{start + 1} | head -c {length}"
+        return {
+            "layer": self.image.layers[entry.layer].name,
+            "path": f"/{entry.path}",
+            "offset": start,
+            "length": length,
+            "text": text,
+            "command": f"{command} {show}".strip(),
+        }
+
+    def absent(self, path: str, text: str) -> Evidence:
+        """Evidence that there is no file at `path` (no layer, no range)."""
+        listing = " ; ".join(f"{self.command(layer.number)} | tar -t" for layer in self.image.layers)
+        name = shlex.quote(path.strip("/"))
+        return {
+            "layer": None,
+            "path": f"/{path.strip('/')}",
+            "offset": None,
+            "length": None,
+            "text": text,
+            "command": f"( {listing} ) | grep -F {name}",
+        }
+
+    def configuration(self, text: str) -> Evidence:
+        """Evidence in the image configuration (whose digest is the image ID); it lies in no layer."""
+        return {
+            "layer": None,
+            "path": "(image configuration)",
+            "offset": 0,
+            "length": len(self.image.config_bytes),
+            "text": text,
+            "command": None,
+        }
+
+    def spot(self, path: str, needle: bytes, text: str) -> Evidence:
+        """Evidence for the first place of `needle` in the file at `path`; the whole file if it is not there."""
+        position = self.image.read(path).find(needle)
+        return self.at(path, text, position, len(needle)) if position >= 0 else self.at(path, text)
+
+    def command(self, layer: int) -> str:
+        """The shell command that prints the uncompressed tar of layer `layer`."""
+        commands = self.image.commands
+        stored = commands[layer] if layer < len(commands) else "cat LAYER"
+        packed = self.image.layers[layer].content is not self.image.layers[layer].blob
+        return f"{stored} | gzip -dc" if packed else stored
+
+    def json(self, path: str) -> dict[str, Any] | None:
+        """The JSON object in the file at `path`, None if there is no file. Raises QdcError on anything else."""
+        if self.image.find(path) is None:
+            return None
+        return as_object(parse_json(self.image.read(path), path), path)
+
+    def folder(self, path: str) -> dict[str, int]:
+        """Name -> size of the regular files directly and deeper below folder `path`."""
+        root = path.strip("/") + "/"
+        return {name[len(root) :]: entry.size for name, entry in self.image.files().items() if name.startswith(root)}
+
+
+def brief(value: Any, limit: int = 60) -> str:
+    """A value in one short line."""
+    if value is None:
+        return "none"
+    text = value if isinstance(value, str) else canonical.dumps(value).decode("utf-8", "replace")
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def reason(error: QdcError) -> str:
+    """An error's message in one line, for a verdict."""
+    return " ".join(error.message.split())[:200]
