@@ -191,7 +191,7 @@ class Built:
             manifest_digest=manifest_digest(manifest),
             recipe_digest=manifest["recipe_digest"],
         )
-        return image_config.runtime_config(labels)
+        return copy.deepcopy(image_config.runtime_config(labels))
 
     def again(self) -> Built:
         """Documents and labels made anew for the layers as they are: a consistent edit."""

@@ -249,9 +249,7 @@ def test_safetensors_round_trip(table: dict[str, tuple[tuple[str, int], list[int
 
 def test_safetensors_are_read_by_the_library(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.torch")
-    safetensors.write(
-        tmp_path / "m.safetensors", {"b": ("BF16", [2], b"\x80\x3f\0\xc0"), "a": ("U8", [1], b"\7")}
-    )
+    safetensors.write(tmp_path / "m.safetensors", {"b": ("BF16", [2], b"\x80\x3f\0\xc0"), "a": ("U8", [1], b"\7")})
     loaded = library.load_file(tmp_path / "m.safetensors")
     assert loaded["b"].tolist() == [1.0, -2.0]
     assert loaded["a"].tolist() == [7]

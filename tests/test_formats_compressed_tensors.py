@@ -102,10 +102,7 @@ def test_a_module_stored_twice_is_named() -> None:
 
 def test_the_same_tensor_in_two_files_is_named() -> None:
     data = BytesRange(safetensors.dumps(plain_module("a", 2, 2)))
-    assert (
-        "a.weight is in one and in two"
-        in compressed_tensors.read_facts({"one": data, "two": data}).problems[0]
-    )
+    assert "a.weight is in one and in two" in compressed_tensors.read_facts({"one": data, "two": data}).problems[0]
 
 
 def test_the_mask_is_compared_both_ways() -> None:
@@ -131,9 +128,7 @@ def test_patterns_that_could_run_away_are_not_run(pattern: str) -> None:
 
 
 def test_declared_reads_the_configuration() -> None:
-    declared = compressed_tensors.read_declared(
-        {"quantization_config": quantization_config(4, 128, ["lm_head"])}
-    )
+    declared = compressed_tensors.read_declared({"quantization_config": quantization_config(4, 128, ["lm_head"])})
     assert declared == compressed_tensors.Declared(4, 128, True, ("lm_head",), "pack-quantized")
     assert compressed_tensors.read_declared({}) is None
 

@@ -111,9 +111,7 @@ def read_declared(config: Mapping[str, Any]) -> Declared | None:
     if not isinstance(ignore, list) or not all(isinstance(item, str) for item in ignore):
         raise _bad("config", "quantization_config: ignore is not a list of names")
     if weights.get("type", "int") != "int" or form != "pack-quantized":
-        raise _bad(
-            "config", f"quantization_config: format {form!r}, type {weights.get('type')!r} is not read"
-        )
+        raise _bad("config", f"quantization_config: format {form!r}, type {weights.get('type')!r} is not read")
     return Declared(bits, size, symmetric, tuple(ignore), form)
 
 
@@ -171,9 +169,7 @@ def _module(
     data = files[shape_file].read(shape.offset, shape.size)
     rows, columns = struct.unpack("<2q" if shape.dtype == "I64" else "<2i", data)
     if rows < 1 or columns < 1 or packed.shape[0] != rows or scale.shape[0] != rows:
-        problems.append(
-            f"{name}: weight_shape says {rows} x {columns}, weight_packed is {list(packed.shape)}"
-        )
+        problems.append(f"{name}: weight_shape says {rows} x {columns}, weight_packed is {list(packed.shape)}")
         return None
     fits = [bits for bits in (4, 8, 2) if -(-columns * bits // 32) == packed.shape[1]]
     if not fits:
@@ -183,9 +179,7 @@ def _module(
     if groups < 1 or columns % groups:
         problems.append(f"{name}: {groups} scales a row do not divide {columns} columns")
         return None
-    return Module(
-        name, (rows, columns), fits[0], columns // groups, f"{name}.weight_zero_point" not in where, file
-    )
+    return Module(name, (rows, columns), fits[0], columns // groups, f"{name}.weight_zero_point" not in where, file)
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

@@ -76,9 +76,7 @@ class Overlay:
             if source is None:
                 why = f"{member.path!r} is a hard link to {member.link!r}, which is not there"
                 raise QdcError("overlay.hardlink", why, exit_code=4)
-            entry = Entry(
-                path, source.type, source.layer, source.offset, source.size, source.mode, source.link
-            )
+            entry = Entry(path, source.type, source.layer, source.offset, source.size, source.mode, source.link)
         before = self.entries.get(path)
         if entry.type != "dir" or (before is not None and before.type != "dir"):
             self._hide(path, layer, member.path)

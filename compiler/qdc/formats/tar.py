@@ -86,9 +86,7 @@ def _walk(source: RangeReader, what: str) -> Iterator[Member]:
         member = _member(block, kind, fields, data, size, what)
         stored = size if member.type in ("file", "sparse") else 0
         if data + stored > total:
-            raise _bad(
-                "truncated", f"{what}: {member.path!r} needs {stored} bytes at {data}, but it ends at {total}"
-            )
+            raise _bad("truncated", f"{what}: {member.path!r} needs {stored} bytes at {data}, but it ends at {total}")
         at = data + _padded(stored)
         if member.path or member.type != "dir":
             yield member

@@ -1,0 +1,100 @@
+"""Images that qdc did not build: what is found is recorded, what a script decides is unread, nothing crashes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_audit_images import drafter_json as drafter_config_bytes
+from test_audit_images import drafter_weights, named, recipe, row, target_config, target_weights
+from test_formats_images import Content, layout_blobs, make_config, make_tar, write_layout
+
+from qdc.audit.audit import audit, exit_code
+from qdc.formats import oci
+
+FILES: dict[str, Content] = {
+    "models/t/config.json": target_config(),
+    "models/t/model.safetensors": target_weights(),
+    "models/d/config.json": drafter_config_bytes(recipe()),
+    "models/d/model.safetensors": drafter_weights(),
+    "usr/lib/python3/site-packages/vllm-0.22.1.dist-info/METADATA": b"Name: vllm\nVersion: 0.22.1\n",
+}
+SPECULATION = {"method": "dflash", "model": "/models/d", "num_speculative_tokens": 7}
+COMMAND = ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/t", "--max-model-len=4096",
+           "--speculative-config", json.dumps(SPECULATION)]  # fmt: skip
+
+
+def report_of(
+    folder: Path, files: dict[str, Content], settings: dict[str, Any], tag: str | None = None, **options: Any
+) -> dict[str, Any]:
+    layers = [make_tar(files)]
+    path = write_layout(folder, layout_blobs(make_config(layers, settings), layers, tag))
+    return audit(oci.open_image(path), **options)
+
+
+def test_an_engine_started_by_its_own_command_line_is_read(tmp_path: Path) -> None:
+    report = report_of(tmp_path, FILES, {"Entrypoint": COMMAND}, require=["serve.k=7", "drafter.swa.window=64"])
+    for claim in ("serve.k", "drafter.swa.window"):
+        assert row(report, claim)["verdict"] == "proved"
+    found = {claim: row(report, claim)["value"] for claim in named(report, "recorded")}
+    assert found["serve.max_model_len"] == 4096
+    assert found["target.quantization.scheme.group_size"] == 32
+    assert found["drafter.kind"] == "dflash"
+    assert found["serve.engine.vllm"] == "0.22.1"
+    assert named(report, "refuted") == []
+
+
+def test_a_script_is_not_run_and_leaves_settings_unread(tmp_path: Path) -> None:
+    report = report_of(tmp_path, FILES, {"Entrypoint": ["/start.sh"], "Cmd": ["serve"]}, require=["serve.k=7"])
+    assert row(report, "serve.k")["verdict"] == "unread"
+    assert "a script decides" in row(report, "serve.k")["evidence"][0]["text"]
+    assert exit_code(report) == 3
+    assert row(report, "target.quantization.scheme.bits")["value"] == 4
+
+
+@pytest.mark.parametrize("tag", ["team:dflash16k15-r6", "team:dflash-r6v2"])
+def test_a_tag_that_says_dflash_over_an_image_without_a_drafter_is_refuted(tag: str, tmp_path: Path) -> None:
+    files = {path: data for path, data in FILES.items() if not path.startswith("models/d")}
+    report = report_of(tmp_path, files, {"Entrypoint": ["/start.sh"]}, tag)
+    assert "drafter.kind" in named(report, "refuted")
+    assert exit_code(report) == 1
+
+
+def test_an_engine_told_ngram_refutes_a_dflash_tag_though_the_weights_are_there(tmp_path: Path) -> None:
+    words = [*COMMAND[:-1], json.dumps({"method": "ngram", "num_speculative_tokens": 4})]
+    report = report_of(tmp_path, FILES, {"Entrypoint": words}, "team:dflash-r6v2")
+    assert row(report, "drafter.kind")["value"] == "ngram"
+    assert row(report, "drafter.kind")["verdict"] == "refuted"
+
+
+def test_dflash_without_a_drafter_where_the_engine_looks_is_refuted(tmp_path: Path) -> None:
+    words = [*COMMAND[:-1], json.dumps({**SPECULATION, "model": "/models/none"})]
+    report = report_of(tmp_path, FILES, {"Entrypoint": words}, require=["drafter.kind=dflash"])
+    assert row(report, "drafter.kind")["verdict"] == "refuted"
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"Entrypoint": None, "Cmd": None}, {"Entrypoint": "x", "Cmd": [1]}, {"Env": 5}]
+)
+def test_an_empty_image_is_unread_not_a_crash(settings: dict[str, Any], tmp_path: Path) -> None:
+    report = report_of(tmp_path, {"a": b""}, settings)
+    assert exit_code(report) == 3
+    assert named(report, "refuted") == []
+
+
+def test_malformed_weights_are_unread_with_the_reason(tmp_path: Path) -> None:
+    files = FILES | {"models/t/model.safetensors": target_weights()[:-1]}
+    report = report_of(tmp_path, files, {"Entrypoint": COMMAND}, require=["target.quantization.scheme.bits=4"])
+    found = row(report, "target.quantization.scheme.bits")
+    assert found["verdict"] == "unread"
+    assert "tensors end at" in found["evidence"][0]["text"]
+
+
+def test_hidden_weights_are_shown(tmp_path: Path) -> None:
+    layers = [make_tar(FILES), make_tar({"models/t/model.safetensors": target_weights(64)})]
+    path = write_layout(tmp_path, layout_blobs(make_config(layers, {"Entrypoint": COMMAND}), layers))
+    report = audit(oci.open_image(path), require=["target.quantization.scheme.group_size=32"])
+    assert row(report, "target.quantization.scheme.group_size")["verdict"] == "refuted"
+    assert row(report, "image.hidden")["value"] == ["models/t/model.safetensors"]
