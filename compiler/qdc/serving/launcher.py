@@ -127,15 +127,11 @@ def check_patches(patches: list[dict[str, str]], folders: list[str]) -> None:
             raise CannotServe(f"the engine patch {patch['name']} is not the one that was built")
 
 
-def engine_environment(
-    config: Mapping[str, Any], outside: Mapping[str, str]
-) -> tuple[dict[str, str], list[str]]:
+def engine_environment(config: Mapping[str, Any], outside: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """The engine's environment, and the sorted names of the outside variables that were kept from it."""
     kept = {name: value for name, value in outside.items() if ALLOWED.fullmatch(name)}
     dropped = sorted(
-        name
-        for name in outside
-        if name not in kept and name not in OWN and REACHES_ENGINE.match(name) is not None
+        name for name in outside if name not in kept and name not in OWN and REACHES_ENGINE.match(name) is not None
     )
     home = kept.get("HOME")
     if not home or not os.access(home, os.W_OK):
@@ -175,8 +171,8 @@ def run(command: list[str], environment: dict[str, str]) -> int:
 
     for number in FORWARDED:
         signal.signal(number, forward)
-    for number in asked:  # what came while the child was being started
-        forward(number)
+    for early in asked:  # what came while the child was being started
+        forward(early)
     try:
         while True:
             pid, status = os.waitpid(-1, 0)  # as PID 1 also the orphans of the engine
@@ -193,14 +189,15 @@ def run(command: list[str], environment: dict[str, str]) -> int:
 
 def _end_group(group: int) -> None:
     """Ask what is left of the engine's process group to end; after a grace time, end it."""
-    deadline, number = time.monotonic() + GRACE_S, signal.SIGTERM
+    deadline = time.monotonic() + GRACE_S
     with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGTERM)
         while True:
-            os.killpg(group, number)
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(-1, os.WNOHANG)
-            time.sleep(0.1)
-            number = signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL
+                while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                    pass
+            os.killpg(group, 0 if time.monotonic() < deadline else signal.SIGKILL)
+            time.sleep(0.05)
 
 
 def prepare(options: argparse.Namespace, outside: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:

@@ -174,16 +174,20 @@ def internal_scope(
     replaced = (b"content-length", b"content-type", b"transfer-encoding")
     headers = [pair for pair in (outer["headers"] if outer else []) if pair[0].lower() not in replaced]
     headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    base: Scope = dict(outer) if outer else {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "scheme": "http",
-        "client": ("127.0.0.1", 0),
-        "server": ("127.0.0.1", 0),
-        "root_path": "",
-        **(own or {}),
-    }
+    base: Scope = (
+        dict(outer)
+        if outer
+        else {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "scheme": "http",
+            "client": ("127.0.0.1", 0),
+            "server": ("127.0.0.1", 0),
+            "root_path": "",
+            **(own or {}),
+        }
+    )
     return {
         **base,
         "method": method,

@@ -31,9 +31,7 @@ def module_name(name: str) -> str:
 def patch_files(name: str) -> dict[str, bytes]:
     """Relative path -> content of the folder of patch `name`. Raises QdcError `serving.patch` if there is none."""
     if name not in patch_names():
-        raise QdcError(
-            "serving.patch", f"there is no engine patch {name!r}", hint="known: " + ", ".join(patch_names())
-        )
+        raise QdcError("serving.patch", f"there is no engine patch {name!r}", hint="known: " + ", ".join(patch_names()))
     module = module_name(name)
     distribution = f"{module}-1.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {module.replace('_', '-')}\nVersion: 1\n"
