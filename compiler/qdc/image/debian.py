@@ -26,7 +26,8 @@ PACKAGES = ("ca-certificates", "libgomp1", "libnuma1", "libstdc++6", "python3")
 _INSTALL_HINT = "as root: apt-get install --no-install-recommends mmdebstrap, then build again as root"
 _DROPPED_FOLDERS = ("dev/", "proc/", "sys/", "run/", "tmp/", "var/cache/", "var/log/", "var/lib/apt/lists/")
 _DROPPED = re.compile(
-    r"(etc/(hostname|resolv\.conf|hosts|machine-id|\.pwd\.lock|apt/sources\.list.*|apt/apt\.conf\.d/99mmdebstrap)"
+    r"(etc/(hostname|resolv\.conf|hosts|machine-id|\.pwd\.lock|apt/sources\.list.*)"
+    r"|etc/(apt/apt\.conf|dpkg/dpkg\.cfg)\.d/99mmdebstrap"
     r"|etc/(passwd|group|shadow|gshadow|subuid|subgid)-"
     r"|var/lib/dbus/machine-id|var/lib/dpkg/(.*-old|lock.*)|.*\.pyc|(.*/)?__pycache__(/.*)?)"
 )
@@ -60,7 +61,7 @@ def bootstrap(suite: str, packages: Sequence[str], tar: Path, log: Path) -> None
             exit_code=COULD_NOT,
         )
     excludes = [f"path-exclude=/usr/share/{name}/*" for name in ("man", "locale", "info", "doc")]
-    options = [*excludes, "path-include=/usr/share/doc/*/copyright"]
+    options = [*excludes, "path-include=/usr/share/doc/*/copyright", "force-unsafe-io"]
     command = [tool, "--variant=minbase", "--format=tar", "--include=" + ",".join(packages)]
     command += ["--aptopt=Acquire::Languages none", *(f"--dpkgopt={option}" for option in options)]
     command += [suite, str(tar)]
