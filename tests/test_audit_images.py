@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gzip
 import json
 import struct
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -321,12 +323,16 @@ def test_evidence_names_the_bytes_that_it_speaks_of(tmp_path: Path) -> None:
     assert words == 1985229328
 
 
-@pytest.mark.parametrize("pack", [False, True])
-def test_the_command_beside_evidence_shows_the_same_bytes(pack: bool, tmp_path: Path) -> None:
-    import subprocess
-
+@pytest.mark.parametrize("form", ["raw", "gzip", "archive", "archive-gzip"])
+def test_the_command_beside_evidence_shows_the_same_bytes(form: str, tmp_path: Path) -> None:
     built = untouched()
-    path = built.write(tmp_path / "an image", pack)
+    path = tmp_path / "an image"
+    if form.startswith("archive"):
+        write_archive(path, built.config(), built.tars())
+        if form == "archive-gzip":
+            path.write_bytes(gzip.compress(path.read_bytes(), 1))
+    else:
+        built.write(path, form == "gzip")
     report = audit(oci.open_image(path))
     for claim, wanted in (("serve.k", b'\\"num_speculative_tokens\\":7'), ("manifest.digest", None)):
         command = row(report, claim)["evidence"][0]["command"]

@@ -12,6 +12,7 @@ from test_audit_images import drafter_weights, named, recipe, row, target_config
 from test_formats_images import Content, layout_blobs, make_config, make_tar, write_layout
 
 from qdc.audit.audit import audit, exit_code
+from qdc.audit.images import open_image
 from qdc.formats import oci
 
 FILES: dict[str, Content] = {
@@ -60,6 +61,35 @@ def test_a_tag_that_says_dflash_over_an_image_without_a_drafter_is_refuted(tag: 
     report = report_of(tmp_path, files, {"Entrypoint": ["/start.sh"]}, tag)
     assert "drafter.kind" in named(report, "refuted")
     assert exit_code(report) == 1
+
+
+@pytest.mark.parametrize("kind", ["dflash", "ngram"])
+def test_drafter_weights_do_not_prove_that_a_script_uses_them(kind: str, tmp_path: Path) -> None:
+    settings = {"Entrypoint": ["/start.sh"]}
+    report = report_of(tmp_path / "a", FILES, settings, require=[f"drafter.kind={kind}"])
+    assert row(report, "drafter.kind")["verdict"] == "unread"
+    files = {path: data for path, data in FILES.items() if not path.startswith("models/d")}
+    report = report_of(tmp_path / "b", files, settings, require=[f"drafter.kind={kind}"])
+    assert row(report, "drafter.kind")["verdict"] == ("refuted" if kind == "dflash" else "unread")
+
+
+def test_a_contradiction_that_nobody_claims_is_unread(tmp_path: Path) -> None:
+    config = json.loads(target_config())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = 128
+    report = report_of(tmp_path, FILES | {"models/t/config.json": json.dumps(config).encode()}, {"Entrypoint": COMMAND})
+    found = row(report, "target.quantization.scheme.group_size")
+    assert found["verdict"] == "unread"
+    assert "config.json says group_size 128, the tensors say 32" in [item["text"] for item in found["evidence"]]
+
+
+def test_commands_can_name_a_place_that_stays(tmp_path: Path) -> None:
+    layers = [make_tar(FILES)]
+    path = write_layout(tmp_path, layout_blobs(make_config(layers, {"Entrypoint": COMMAND}), layers))
+    with open_image("oci", str(path), shown="build 7", prints="image") as reader:
+        report = audit(reader)
+    assert report["where"] == "build 7"
+    command = row(report, "serve.engine.vllm")["evidence"][0]["command"]
+    assert command.startswith("cat image/blobs/sha256/")
 
 
 def test_an_engine_told_ngram_refutes_a_dflash_tag_though_the_weights_are_there(tmp_path: Path) -> None:

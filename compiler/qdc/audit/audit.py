@@ -121,12 +121,26 @@ def _models(look: Look, started: serving.Serving, findings: Findings) -> None:
     method = started.speculation.get("method")
     if started.arguments:
         _drafter_kind(look, started, method, findings)
-    elif not drafters:
-        row = look.configuration("no folder of the image holds a DFlash drafter")
-        findings.unread["drafter."] = "no drafter was found"
+    else:
+        _undecided_kind(look, drafters, findings)
+
+
+def _undecided_kind(look: Look, drafters: list[str], findings: Findings) -> None:
+    """Where a script starts the engine: without a DFlash drafter in the image nothing can be dflash; with one,
+
+    it may or may not be used.
+    """
+    if drafters:
+        text = f"a DFlash drafter is in {drafters[0]}; whether it is used, the script decides"
         findings.facts["drafter.kind"] = Fact(
-            None, [row], [], lambda claimed: ["no DFlash drafter is in the image"] if claimed == "dflash" else []
+            None, [look.at(f"{drafters[0]}/config.json", text)], [], lambda _: [], False
         )
+        return
+    row = look.configuration("no folder of the image holds a DFlash drafter")
+    findings.unread["drafter."] = "no drafter was found"
+    findings.facts["drafter.kind"] = Fact(
+        None, [row], [], lambda kind: ["no DFlash drafter is in the image"] if kind == "dflash" else [], False
+    )
 
 
 def _drafter_kind(look: Look, started: serving.Serving, method: Any, findings: Findings) -> None:
@@ -202,7 +216,8 @@ def _against_bytes(look: Look, id: str, fact: Fact, group: list[Claim]) -> Verdi
         if against:
             refuted = True
             evidence += [_word(look, claim, "; ".join(against[:3]))]
-    word = REFUTED if refuted else PROVED if group else RECORDED
+    sure = fact.decides if group else not fact.problems
+    word = REFUTED if refuted else UNREAD if not sure else PROVED if group else RECORDED
     return verdict(id, word, fact.value, evidence)
 
 

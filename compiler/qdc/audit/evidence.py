@@ -24,13 +24,15 @@ class Fact:
     """A value that the image's bytes show.
 
     `problems`: contradictions among the bytes themselves; a fact with any refutes every claim. `accepts`: what
-    speaks against a claimed value, in words (default: that it is another value).
+    speaks against a claimed value, in words (default: that it is another value). `decides`: False where the bytes
+    can refute a claim but not prove it.
     """
 
     value: Any
     evidence: list[Evidence] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     accepts: Callable[[Any], list[str]] | None = None
+    decides: bool = True
 
     def against(self, claimed: Any) -> list[str]:
         """Why `claimed` is not what the bytes show; empty if it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,21 +16,22 @@ from qdc.formats.oci import Image
 
 
 @contextmanager
-def open_image(place: str, name: str) -> Iterator[Image]:
+def open_image(place: str, name: str, *, shown: str | None = None, prints: str | None = None) -> Iterator[Image]:
     """`place`: `oci` (a folder), `archive` (a file), `docker` (a name that the local engine knows).
 
+    `shown`, `prints`: see `formats.oci.open_image`; for a folder or file that is gone when the report is read.
     Raises QdcError `image.*` (exit 4) when it is not there or cannot be read.
     """
     if place in ("oci", "archive"):
         path = Path(name)
         if not path.exists():
             raise QdcError("image.missing", f"there is no {name}", exit_code=4)
-        yield oci.open_image(path)
+        yield oci.open_image(path, shown=shown, prints=prints)
     elif place == "docker":
         with tempfile.TemporaryDirectory(prefix="qdc-audit-") as folder:
             archive = Path(folder) / "image.tar"
             _save(name, archive)
-            yield oci.open_image(archive)
+            yield oci.open_image(archive, shown=f"docker:{name}", prints=f"docker save {shlex.quote(name)}")
     else:
         raise QdcError("image.place", f"{place!r} is no place for an image", hint="oci:DIR, archive:FILE, docker:NAME")
 

@@ -145,28 +145,29 @@ class Image:
         return {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
 
 
-def open_image(path: Path) -> Image:
+def open_image(path: Path, *, shown: str | None = None, prints: str | None = None) -> Image:
     """An OCI layout (a folder) or an archive (a file: docker-archive or dual, also gzip as a whole).
 
-    Raises QdcError `image.*`, `tar.*` or `bytes.*` (exit 4) when it is none of them or cannot be read.
+    `shown`: how reports name it (default: its path). `prints`: for a `path` that will not stay, the shell command
+    that prints the archive, or the folder that commands may name. Raises QdcError `image.*`, `tar.*` or `bytes.*`
+    (exit 4) when it is none of them or cannot be read.
     """
+    where = shown or str(path)
     if path.is_dir():
-        return _from_layout(_Folder(path), str(path))
+        return _from_layout(_Folder(path, prints or str(path)), where)
     source: RangeReader = FileRange(path)
     if source.size >= 2 and source.read(0, 2) == b"\x1f\x8b":
         source = GzipRange(source, path.name)
-    store = _Archive(source, path)
-    if "manifest.json" in store.files:
-        return _from_archive(store, str(path))
-    return _from_layout(store, str(path))
+    store = _Archive(source, path.name, prints or f"cat {shlex.quote(str(path))}")
+    return _from_archive(store, where) if "manifest.json" in store.files else _from_layout(store, where)
 
 
 class _Folder:
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, prints: str) -> None:
+        self.root, self.prints = root, prints
 
     def command(self, name: str) -> str:
-        return f"cat {shlex.quote(str(self.root / name))}"
+        return f"cat {shlex.quote(f'{self.prints}/{name}')}"
 
     def get(self, name: str) -> RangeReader | None:
         path = self.root / tar.clean_path(name, "layout")
@@ -174,16 +175,16 @@ class _Folder:
 
 
 class _Archive:
-    def __init__(self, source: RangeReader, path: Path) -> None:
-        self.source, self.path = source, path
-        what = path.name
+    def __init__(self, source: RangeReader, what: str, prints: str) -> None:
+        self.source = source
+        self.prints = f"{prints} | gzip -dc" if isinstance(source, GzipRange) else prints
         overlay = Overlay()
         overlay.add(0, tar.members(source, what))
         self.overlay = overlay
         self.files = {path for path, entry in overlay.entries.items() if entry.type == "file"}
 
     def command(self, name: str) -> str:
-        return f"tar -xOf {shlex.quote(str(self.path))} {shlex.quote(name)}"
+        return f"{self.prints} | tar -xO {shlex.quote(name)}"
 
     def get(self, name: str) -> RangeReader | None:
         entry = self.overlay.resolve(tar.clean_path(name, "archive"))
