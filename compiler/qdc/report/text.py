@@ -41,7 +41,19 @@ def measurement_table(rows: list[dict[str, Any]]) -> str:
 
 def test_lines(tests: list[dict[str, Any]]) -> list[str]:
     """Statistical tests of an evaluation, one line each."""
-    return [test.get("text") or ", ".join(f"{key} {value}" for key, value in test.items()) for test in tests]
+    lines = []
+    for test in tests:
+        head = f"{test['subject']} against {test['against']}, {test['metric']} (n {test['n']})"
+        if "p" in test:
+            counts = ", ".join(
+                f"{key.replace('_', ' ')} {value}" for key, value in sorted(test.items()) if key.endswith("_changed")
+            )
+            lines.append(f"{head}: {counts}; {test['method']}: p = {test['p']:.2g}")
+        else:
+            lines.append(
+                f"{head}: {test['value']:+.3f}, {figure(test['low'])} to {figure(test['high'])}; {test['method']}"
+            )
+    return lines
 
 
 def figure(value: Any) -> str:
