@@ -168,6 +168,16 @@ def test_settings_are_not_proved_if_another_entrypoint_decides(tmp_path: Path) -
     assert row(report, "target.quantization.scheme.bits")["verdict"] == "proved"
 
 
+def test_a_launcher_that_is_not_our_own_is_said_to_be_its_makers_word(tmp_path: Path) -> None:
+    for change, text in (
+        (lambda b: b, "the launcher of this qdc"),
+        (lambda b: b.put("opt/qdc/serving/launcher.py", b"other").again(), "its maker's word"),
+    ):
+        report = change(Built()).audit(tmp_path)
+        assert row(report, "serve.start")["verdict"] == "proved"
+        assert text in row(report, "serve.start")["evidence"][1]["text"]
+
+
 CONSISTENT: dict[str, Callable[[Built], Built]] = {
     "K": lambda b: Built(recipe(serve__k=5)),
     "training steps": lambda b: Built(recipe(target__qad__schedule__steps=8000)),

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import resources
 from typing import Any
 
 from qdc.audit.evidence import Fact, Findings, Look, reason
 from qdc.core import canonical
 from qdc.core.errors import QdcError
+from qdc.core.files import sha256_bytes
 from qdc.manifest.flat import arguments
 
 SERVE = "opt/qdc/serve.json"
@@ -76,7 +78,7 @@ class Serving:
             problems.append(f"the launcher is {seen[:12]}, the manifest names {recorded[:12]}")
         evidence = [
             self.look.configuration("Entrypoint and Cmd"),
-            self.look.at(LAUNCHER, f"sha256:{seen}", show="| sha256sum"),
+            self.look.at(LAUNCHER, f"sha256:{seen}, {_known(seen)}", show="| sha256sum"),
         ]
         self.findings.facts["serve.start"] = Fact([*START[0], *START[1]], evidence, problems, lambda claimed: [])
         if problems:
@@ -174,6 +176,13 @@ class Serving:
             problems = [f"several versions are installed: {', '.join(found)}"] if len(found) > 1 else []
             evidence = [row for version in found for row in versions[version]]
             self.findings.facts["serve.engine.vllm"] = Fact(found[0], evidence, problems)
+
+
+def _known(digest: str | None) -> str:
+    """Whether a launcher is the one that this version of qdc ships, whose source can be read beside this file."""
+    own = resources.files("qdc.serving") / "launcher.py"
+    same = digest == sha256_bytes(own.read_bytes())
+    return "the launcher of this qdc" if same else "not the launcher of this qdc: what it reads is its maker's word"
 
 
 def patch_facts(look: Look, serve: dict[str, Any], digests: dict[str, str]) -> dict[str, Fact]:

@@ -41,8 +41,9 @@ def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
     if not differing:
         return []
     pair = _Pair(left, right, flat, differing)
+    if pair.differ("recipe"):
+        pair.explain("recipe_digest")
     changes = [change for rule in _RULES for change in rule(pair)]
-    pair.explain("recipe_digest", "artifacts.recipe")
     return changes + [
         _change(_subject(path), _recipe_path(path), flat[0].get(path, ABSENT), flat[1].get(path, ABSENT))
         for path in sorted(pair.differing)
