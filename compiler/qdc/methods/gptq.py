@@ -80,6 +80,6 @@ def gptq_quantize(
 
 def output_error(weight: torch.Tensor, served: torch.Tensor, hessian: torch.Tensor) -> float:
     """Relative output error tr(D H D') / tr(W H W') of `served` [out, in] in place of `weight`."""
-    full, gap = weight.double(), weight.double() - served.double()
+    full, gap = weight.detach().double(), weight.detach().double() - served.detach().double()
     scale = float(((full @ hessian.double()) * full).sum())
     return float(((gap @ hessian.double()) * gap).sum()) / scale if scale > 0 else 0.0

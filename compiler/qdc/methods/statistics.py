@@ -19,7 +19,7 @@ def wilson(hits: int, total: int) -> tuple[float, float]:
     share, square = hits / total, Z * Z
     centre = (share + square / (2 * total)) / (1 + square / total)
     half = Z / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return (centre - half if hits else 0.0), (centre + half if hits < total else 1.0)
 
 
 def bootstrap_ratio(
@@ -46,4 +46,4 @@ def sign_test(first_only: int, second_only: int) -> float:
     if total == 0:
         return 1.0
     tail = sum(math.comb(total, k) for k in range(fewer + 1))
-    return min(1.0, 2 * tail / 2**total)
+    return min(1.0, float(2 * tail / 2**total))

@@ -82,7 +82,7 @@ def hidden(weighted: Weighted, input_ids: torch.Tensor) -> tuple[torch.Tensor, t
     output = functional_call(model.model, inner, args=(), kwargs={"input_ids": input_ids, "use_cache": False})
     tied = model.config.tie_word_embeddings
     name = "model.embed_tokens.weight" if tied else "lm_head.weight"
-    head = instead[name] if name in instead else model.lm_head.weight
+    head = instead.get(name, model.lm_head.weight)
     return output.last_hidden_state, head
 
 

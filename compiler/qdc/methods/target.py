@@ -52,7 +52,7 @@ def unpacked_modules(tensors: dict[str, torch.Tensor]) -> Grid:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
+    return bool(one.dtype == other.dtype and torch.equal(one, other))
 
 
 def _check(figure: Any, passed: bool, text: str) -> dict[str, Any]:

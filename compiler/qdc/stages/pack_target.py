@@ -59,7 +59,8 @@ def _write(
     write_json(folder / "config.json", config)
     for name in SIDECARS:
         shutil.copyfile(base / name, folder / name)
-    return load_file(folder / "model.safetensors")
+    read: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+    return read
 
 
 def _conclude(
