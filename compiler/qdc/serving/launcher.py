@@ -36,8 +36,8 @@ ALLOWED = re.compile(
     r"NVIDIA_\w+|CUDA_\w+|HOME|TMPDIR|PATH|LANG|LC_\w+|TZ|HOSTNAME|(?i:https?_proxy|no_proxy|all_proxy)"
 )
 REACHES_ENGINE = re.compile(
-    r"(VLLM|QDC|PYTHON|LD|HF|HUGGINGFACE|TRANSFORMERS|TORCH|PYTORCH|TRITON|OMP|KMP|MKL|DNNL|ONEDNN|ATEN|NCCL|"
-    r"GLOO|TOKENIZERS|SAGEMAKER|SM|MAX_JOBS|FLASHINFER|NUMBA|GOMP|RAY|OTEL)_?\w*"
+    r"(VLLM|QDC|PYTHON|HUGGINGFACE|TRANSFORMERS|TORCH|PYTORCH|TRITON|TOKENIZERS|SAGEMAKER|FLASHINFER|NUMBA)\w*|"
+    r"(LD|HF|OMP|KMP|MKL|DNNL|ONEDNN|ATEN|NCCL|GLOO|GOMP|SM|RAY|OTEL)_\w+|MAX_JOBS"
 )
 OWN = ("QDC_STRICT_ENV",)
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -131,7 +131,7 @@ def engine_environment(config: Mapping[str, Any], outside: Mapping[str, str]) ->
     """The engine's environment, and the sorted names of the outside variables that were kept from it."""
     kept = {name: value for name, value in outside.items() if ALLOWED.fullmatch(name)}
     dropped = sorted(
-        name for name in outside if name not in kept and name not in OWN and REACHES_ENGINE.match(name) is not None
+        name for name in outside if name not in kept and name not in OWN and REACHES_ENGINE.fullmatch(name) is not None
     )
     home = kept.get("HOME")
     if not home or not os.access(home, os.W_OK):
