@@ -19,6 +19,9 @@ from qdc.core.errors import QdcError
 from qdc.formats import int4, ranges, safetensors, tar
 from qdc.formats.ranges import BytesRange, FileRange, GzipRange, SubRange
 
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
+
 
 def test_int4_golden_words() -> None:
     assert int4.pack(range(-8, 0)) == [1985229328]

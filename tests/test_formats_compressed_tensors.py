@@ -6,12 +6,15 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdc.core.errors import QdcError
 from qdc.formats import compressed_tensors, int4, safetensors
 from qdc.formats.ranges import BytesRange
+
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 Tensors = dict[str, tuple[str, list[int], bytes]]
 

@@ -9,13 +9,16 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdc.core import canonical
 from qdc.core.errors import QdcError
 from qdc.manifest import content
 from qdc.manifest.models import ContentManifest
+
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 H = "0123456789abcdef" * 4
 PRODUCT: dict[str, Any] = {

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_manifest_content import PRODUCT, H, manifest, serve_json
 from test_manifest_record import record, stage
@@ -15,6 +15,9 @@ from test_manifest_record import record, stage
 from qdc.core import canonical
 from qdc.manifest.diff import diff
 from qdc.manifest.flat import arguments, flatten
+
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 UNCHANGED = ["target unchanged (same weights digest)", "drafter unchanged (same weights digest)"]
 
