@@ -40,19 +40,22 @@ def main(arguments: list[str]) -> int:
     from qdc.audit.images import open_image
     from qdc.audit.text import render_text
 
-    def check(place: str, name: str, expect: str | None) -> dict[str, object]:
-        with open_image(place, name) as reader:
+    def check(place: str, name: str, expect: str | None, **shown: str) -> dict[str, object]:
+        with open_image(place, name, **shown) as reader:
             return audit(reader, recipe=recipe, require=given.require, expect=expect)
 
     if reference.build is None:
         report = check(str(reference.place), reference.name, given.expect)
     else:
-        from qdc.image.export import export_oci
+        from qdc.image.export import export_archive
 
+        id, archive = reference.build["build"], "/tmp/qdc-image.tar"
+        prints = f"qdc export {id} archive:{archive} --store {store.root} >/dev/null && cat {archive}"
         with store.staging() as work:
             store.link_out(reference.build["image"]["artifact"], work / "image")
-            export_oci(work / "image", store.resolve, work / "oci")
-            report = check("oci", str(work / "oci"), given.expect or reference.build["image"]["id"])
+            export_archive(work / "image", store.resolve, work / "image.tar")
+            expect = given.expect or reference.build["image"]["id"]
+            report = check("archive", str(work / "image.tar"), expect, shown=f"build {id}", prints=prints)
     if given.json:
         answer(report)
     else:
