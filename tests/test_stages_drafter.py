@@ -17,6 +17,8 @@ from qdc.core import canonical
 from qdc.core.errors import QdcError
 from qdc.formats.dflash import drafter_config, linear_modules, read_drafter_config
 from qdc.methods import qwen
+from qdc.methods.draft_data import Conversation
+from qdc.methods.draft_taps import all_taps
 from qdc.methods.packing import unpack_codes
 from qdc.methods.tokenizer import load_tokenizer, train_byte_bpe, write_tokenizer
 from qdc.stages import draft_train
@@ -194,6 +196,17 @@ def test_a_second_training_starts_from_the_firsts_weights(world: dict[str, Path]
     assert log["steps"][0]["loss"] < 0.4 * before["steps"][0]["loss"]
     first, second = (load_file(f / "model.safetensors") for f in (world["drafter"], tuned))
     assert any(not torch.equal(first[name], second[name]) for name in first)
+
+
+def test_taps_are_the_outputs_of_their_layers_whatever_runs_beside(world: dict[str, Path]) -> None:
+    model = qwen.load_model(world["target"])
+    rows = [list(range(4, 30)), list(range(50, 61)), list(range(9, 26))]
+    conversations = [Conversation(str(n), tuple(row), 3) for n, row in enumerate(rows)]
+    for conversation, taps in zip(conversations, all_taps(model, conversations, [0], batch=2), strict=True):
+        alone = torch.tensor([conversation.input_ids])
+        hidden = model(input_ids=alone, output_hidden_states=True, use_cache=False).hidden_states
+        torch.testing.assert_close(taps, hidden[1][0], atol=1e-4, rtol=1e-4)
+    assert len(model.model.layers) == 2
 
 
 def test_taps_computed_step_by_step_train_the_same(

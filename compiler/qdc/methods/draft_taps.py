@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,21 @@ def pad(rows: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
+@contextmanager
+def _only_to(model: nn.Module, layer: int) -> Iterator[None]:
+    """Inside, the target ends after decoder layer `layer`: nothing above it reaches a tap."""
+    whole = model.model.layers
+    model.model.layers = whole[: layer + 1]
+    try:
+        yield
+    finally:
+        model.model.layers = whole
+
+
 def target_taps(model: nn.Module, rows: Sequence[Sequence[int]], taps: Sequence[int]) -> Tensor:
     """Taps [B, S, len(taps) * hidden] of right-padded rows; padded positions hold numbers of no meaning."""
     ids, mask = pad(rows)
-    with torch.no_grad():
+    with torch.no_grad(), _only_to(model, max(taps)):
         return forward_taps(model, ids, mask, taps)[1]
 
 
