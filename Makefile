@@ -8,7 +8,7 @@ LOCKS := compiler/qdc/environments
 DEBIAN := mmdebstrap docker.io iptables curl ca-certificates
 DEMO := demo
 
-.PHONY: demo setup system test test-slow check bench schema clean-demo
+.PHONY: demo setup system test test-slow check schema clean-demo
 
 demo: setup system
 	bash scripts/demo $(DEMO)
@@ -40,9 +40,6 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy compiler/qdc
 	$(BIN)/lint-imports
-
-bench: setup
-	$(BIN)/python -m benchmarks
 
 schema: setup
 	$(BIN)/python scripts/schema

@@ -204,7 +204,7 @@ def test_image_is_the_same_from_another_folder_after_ctrl_c_and_kill(micro: Micr
     process.kill()
     process.communicate()
     time.sleep(0.5)
-    assert not [p for p in children_of_nobody(str(store))]
+    assert children_of_nobody(str(store)) == []
 
     done = subprocess.run(
         [sys.executable, "-m", "qdc", *command, "--json"],
