@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,6 +96,7 @@ def test_unpacking_gives_back_every_code(shape: tuple[int, int], seed: int) -> N
     packed = packing.pack_codes(codes)
     assert packed.dtype == torch.int32 and packed.shape == shape
     assert torch.equal(packing.unpack_codes(packed), codes)
+    assert torch.equal(packed, pack_to_int32(codes, 4))
 
 
 @given(shapes, seeds)

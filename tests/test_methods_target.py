@@ -31,6 +31,7 @@ from qdc.methods import (
     training,
 )
 from qdc.methods.census import census
+from qdc.methods.qwen_model import Qwen
 
 torch.set_num_threads(1)
 
@@ -47,15 +48,26 @@ ARCHITECTURE: dict[str, Any] = {
 }
 
 
-def small_model(seed: int = 0, vocab: int = 64) -> torch.nn.Module:
+def small_model(seed: int = 0, vocab: int = 64) -> Qwen:
     return qwen.build_model(qwen.text_config(ARCHITECTURE, vocab, {"pad": 0, "eos": 2}), seed).eval()
+
+
+def stock_rule(inputs: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> Any:
+    """transformers' own rule on the same inputs."""
+    from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
+
+    names = {"decay": "g", "rate": "beta"}
+    renamed = {names.get(name, name): tensor for name, tensor in inputs.items()}
+    return torch_chunk_gated_delta_rule(
+        **renamed, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
+    )
 
 
 def rule_inputs(seed: int, length: int) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     inputs = {name: torch.randn(2, length, 2, 8, generator=draw) for name in ("query", "key", "value")}
-    inputs["g"] = -torch.rand(2, length, 2, generator=draw) * 2
-    inputs["beta"] = torch.rand(2, length, 2, generator=draw)
+    inputs["decay"] = -torch.rand(2, length, 2, generator=draw) * 2
+    inputs["rate"] = torch.rand(2, length, 2, generator=draw)
     return inputs
 
 
@@ -63,29 +75,37 @@ def rule_inputs(seed: int, length: int) -> dict[str, torch.Tensor]:
 @given(st.integers(0, 999), st.integers(1, 100), st.booleans())
 def test_quick_rule_equals_the_stock_rule(seed: int, length: int, with_state: bool) -> None:
     inputs = rule_inputs(seed, length)
-    named: dict[str, Any] = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
-    if with_state:
-        named["initial_state"] = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(seed))
-    stock_out, stock_state = qwen.STOCK_RULE(**inputs, **named)
-    quick_out, quick_state = gated_delta.chunk_gated_delta_rule(**inputs, **named)
+    state = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(seed)) if with_state else None
+    stock_out, stock_state = stock_rule(inputs, state)
+    quick_out, quick_state = gated_delta.chunk_gated_delta_rule(**inputs, state=state)
     assert torch.allclose(quick_out, stock_out, atol=2e-5)
-    assert quick_state is not None and torch.allclose(quick_state, stock_state, atol=2e-5)
+    assert torch.allclose(quick_state, stock_state, atol=2e-5)
+
+
+def test_one_token_at_a_time_equals_the_chunked_rule() -> None:
+    inputs = rule_inputs(4, 40)
+    whole, end = gated_delta.chunk_gated_delta_rule(**inputs)
+    state, outputs = torch.zeros(2, 2, 8, 8), []
+    for place in range(40):
+        here = {name: tensor[:, place : place + 1] for name, tensor in inputs.items()}
+        output, state = gated_delta.gated_delta_step(**here, state=state)
+        outputs.append(output)
+    assert torch.allclose(torch.cat(outputs, dim=1), whole, atol=2e-5)
+    assert torch.allclose(state, end, atol=2e-5)
 
 
 def test_quick_rule_is_stable_when_every_key_is_the_same() -> None:
     inputs = rule_inputs(1, 96)
     inputs["key"] = inputs["key"][:, :1].expand_as(inputs["key"]).contiguous()
-    inputs["g"], inputs["beta"] = inputs["g"] * 0, inputs["beta"] * 0 + 1
-    stock_out, _ = qwen.STOCK_RULE(**inputs, use_qk_l2norm_in_kernel=True)
-    quick_out, _ = gated_delta.chunk_gated_delta_rule(**inputs, use_qk_l2norm_in_kernel=True)
-    assert torch.allclose(quick_out, stock_out, atol=2e-5)
+    inputs["decay"], inputs["rate"] = inputs["decay"] * 0, inputs["rate"] * 0 + 1
+    assert torch.allclose(gated_delta.chunk_gated_delta_rule(**inputs)[0], stock_rule(inputs)[0], atol=2e-5)
 
 
 def test_quick_rule_has_the_stock_gradients() -> None:
     gradients = []
-    for rule in (qwen.STOCK_RULE, gated_delta.chunk_gated_delta_rule):
+    for quick in (False, True):
         inputs = {name: tensor.requires_grad_() for name, tensor in rule_inputs(5, 70).items()}
-        output, _ = rule(**inputs, use_qk_l2norm_in_kernel=True)
+        output = gated_delta.chunk_gated_delta_rule(**inputs)[0] if quick else stock_rule(inputs)[0]
         output.square().sum().backward()
         gradients.append([inputs[name].grad for name in sorted(inputs)])
     for stock_gradient, quick_gradient in zip(*gradients, strict=True):
@@ -94,24 +114,56 @@ def test_quick_rule_has_the_stock_gradients() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 3, 9])
-def test_quick_convolution_equals_the_stock_one(length: int) -> None:
+def test_convolution_is_causal_depthwise_and_continues_from_its_window(length: int) -> None:
     draw = torch.Generator().manual_seed(0)
-    hidden, weight = torch.randn(2, 6, length, generator=draw), torch.randn(6, 4, generator=draw)
-    stock = qwen.STOCK_CONVOLUTION(hidden, weight, None, activation="silu")
-    assert torch.allclose(gated_delta.causal_conv1d(hidden, weight, None, "silu"), stock, atol=1e-6)
+    hidden, weight = torch.randn(2, 6, length + 5, generator=draw), torch.randn(6, 4, generator=draw)
+    whole = torch.nn.functional.conv1d(hidden, weight[:, None], padding=3, groups=6)[..., : length + 5]
+    expected = torch.nn.functional.silu(whole)
+    first, window = gated_delta.causal_conv1d(hidden[..., :5], weight)
+    second, last = gated_delta.causal_conv1d(hidden[..., 5:], weight, window)
+    assert torch.allclose(torch.cat([first, second], dim=-1), expected, atol=1e-6)
+    assert torch.equal(last, hidden[..., -3:])
 
 
-def test_models_give_the_stock_logits() -> None:
+@pytest.fixture(scope="module")
+def stock_model() -> Any:
+    """transformers' model with the weights of `small_model()`."""
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    model = small_model()
+    stock = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**model.config)).eval()
+    stock.load_state_dict(model.state_dict())
+    return stock
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+def test_models_give_the_stock_logits(stock_model: Any, padding: str) -> None:
     model = small_model()
     ids = torch.randint(4, 64, (3, 70), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    if padding == "left":
+        mask[0, :9] = 0
+    if padding == "right":
+        mask[0, 60:] = 0
+    place = None if padding == "none" else qwen.positions(mask)
     with torch.no_grad():
-        quick = qwen.forward(model, ids)
-        qwen.remove_fast_rule()
-        try:
-            stock = qwen.forward(model, ids)
-        finally:
-            qwen.install_fast_rule()
-    assert torch.allclose(quick, stock, atol=2e-5) and not torch.equal(quick[0], quick[1])
+        ours = qwen.forward(model, ids, None if padding == "none" else mask)
+        theirs = stock_model(input_ids=ids, attention_mask=mask, position_ids=place, use_cache=False).logits
+    shown = mask.bool()
+    assert torch.allclose(ours[shown], theirs[shown], atol=2e-5) and not torch.equal(ours[0], ours[1])
+
+
+def test_models_have_the_stock_names_and_gradients(stock_model: Any) -> None:
+    model = small_model()
+    ids = torch.randint(4, 64, (2, 40), generator=torch.Generator().manual_seed(1))
+    model(ids).logits.log_softmax(-1)[..., 7].mean().backward()
+    stock_model.zero_grad()
+    stock_model(input_ids=ids, use_cache=False).logits.log_softmax(-1)[..., 7].mean().backward()
+    theirs = dict(stock_model.named_parameters())
+    assert sorted(model.state_dict()) == sorted(stock_model.state_dict())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and theirs[name].grad is not None
+        assert torch.allclose(parameter.grad, theirs[name].grad, atol=1e-6, rtol=1e-3), name
 
 
 @pytest.mark.parametrize("left", [True, False])
@@ -133,7 +185,7 @@ def test_tap_i_is_the_output_of_layer_i() -> None:
     with torch.no_grad():
         logits, taps = qwen.forward_taps(model, ids, None, [0, 1])
         again = model.lm_head(model.model.norm(taps[..., 32:]))
-        states = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+        states = model(ids, output_hidden_states=True).hidden_states
     assert torch.equal(again, logits) and torch.equal(taps[..., :32], states[1])
 
 
@@ -287,7 +339,7 @@ def test_templates_render_in_a_sandbox(vocabulary: tokenizer.Tokenizer) -> None:
     assert vocabulary.render_chat(turns, True) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     hostile = "{{ messages.append(1) }}"
     bad = tokenizer.Tokenizer(vocabulary.backend, vocabulary.settings, hostile)
-    with pytest.raises(Exception, match="unsafe|not safely callable"):
+    with pytest.raises(Exception, match=r"unsafe|not safely callable"):
         bad.render_chat(turns)
 
 

@@ -135,7 +135,8 @@ def test_base_learns_and_is_a_folder_that_transformers_reads(chain: Chain) -> No
     model = Qwen3_5ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([ours.encode(text)])
     with torch.no_grad():
-        assert torch.equal(model(input_ids=ids).logits, qwen.forward(qwen.load_model(folder), ids))
+        ours_logits = qwen.forward(qwen.load_model(folder), ids)
+        assert torch.allclose(model(input_ids=ids).logits, ours_logits, atol=1e-4)
 
 
 def test_base_and_distill_are_deterministic(chain: Chain, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from qdc.methods import gptq, grid, qwen
+from qdc.methods.qwen_model import Qwen
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 BATCH = 64
@@ -25,7 +26,7 @@ def padded_batches(rows: Sequence[list[int]], pad_id: int, size: int = BATCH) ->
     return batches
 
 
-def _hessians(model: torch.nn.Module, modules: Sequence[str], batches: Sequence[Batch]) -> dict[str, gptq.Hessian]:
+def _hessians(model: Qwen, modules: Sequence[str], batches: Sequence[Batch]) -> dict[str, gptq.Hessian]:
     named = dict(model.named_modules())
     found = {name: gptq.Hessian(named[name].in_features) for name in modules}
     counted: list[torch.Tensor] = []
@@ -46,7 +47,7 @@ def _hessians(model: torch.nn.Module, modules: Sequence[str], batches: Sequence[
 
 
 def gptq_model(
-    model: torch.nn.Module,
+    model: Qwen,
     modules: Sequence[str],
     batches: Sequence[Batch],
     scheme: dict[str, Any],

@@ -1,9 +1,9 @@
 """The gated delta rule and its short convolution, in a form that is quick on a CPU.
 
-Stock transformers solves a triangular system a chunk with `torch.linalg.solve_triangular`, which on small
-batches costs half of a training step and, when cores are shared, far more. Here the inverse of the unit lower
-triangular system is built by block doubling (a handful of batched matrix products, as stable as forward
-substitution) with its own backward. This module knows tensors only; `qwen` puts it in place.
+The usual form solves a triangular system a chunk, which on small batches costs half of a training step and,
+when cores are shared, far more. Here the inverse of the unit lower triangular system is built by block doubling
+(a handful of batched matrix products, as stable as forward substitution) with its own backward. This module
+knows tensors only.
 """
 
 from __future__ import annotations
@@ -82,74 +82,79 @@ def chunk_gated_delta_rule(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
+    decay: torch.Tensor,
+    rate: torch.Tensor,
+    state: torch.Tensor | None = None,
     chunk_size: int = CHUNK,
-    initial_state: torch.Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    **unused: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The gated delta rule (Yang et al., Gated DeltaNet, section 3) in FP32, chunk by chunk.
 
-    `query`, `key` [B, T, H, k]; `value` [B, T, H, v]; `g` (log decay, <= 0) and `beta` [B, T, H].
-    Same arguments and results as the function of transformers 5.17 that it replaces: output [B, T, H, v] in
-    `query`'s dtype and, if asked for, the final state [B, H, k, v].
+    `query`, `key` [B, T, H, k], normalised here; `value` [B, T, H, v]; `decay` (log, <= 0) and `rate` (beta)
+    [B, T, H]. Returns the output [B, T, H, v] in `query`'s dtype and the final state [B, H, k, v] in FP32.
     """
     kind, length = query.dtype, query.shape[1]
     with torch.autocast(query.device.type, enabled=False):
         query, key, value = (x.transpose(1, 2).float() for x in (query, key, value))
-        decay, beta = (x.transpose(1, 2).float() for x in (g, beta))
-        if use_qk_l2norm_in_kernel:
-            query, key = _normalised(query), _normalised(key)
-        query = query * query.shape[-1] ** -0.5
+        decay, rate = (x.transpose(1, 2).float() for x in (decay, rate))
+        query, key = _normalised(query) * query.shape[-1] ** -0.5, _normalised(key)
         padding = -length % chunk_size
         if padding:
             query, key, value = (F.pad(x, (0, 0, 0, padding)) for x in (query, key, value))
-            decay, beta = (F.pad(x, (0, padding)) for x in (decay, beta))
+            decay, rate = (F.pad(x, (0, padding)) for x in (decay, rate))
         query, key, value = (x.unflatten(2, (-1, chunk_size)) for x in (query, key, value))
-        decay, beta = (x.unflatten(2, (-1, chunk_size)) for x in (decay, beta))
+        decay, rate = (x.unflatten(2, (-1, chunk_size)) for x in (decay, rate))
 
         total = decay.cumsum(dim=-1)
         pairwise = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp().tril()
-        key_beta = key * beta.unsqueeze(-1)
+        key_rate = key * rate.unsqueeze(-1)
         transposed = key.transpose(-1, -2)
-        system = (key_beta @ transposed * pairwise).tril(-1)
+        system = (key_rate @ transposed * pairwise).tril(-1)
         inverse: torch.Tensor = UnitLowerInverse.apply(system)
         grown = total.exp().unsqueeze(-1)
-        state = query.new_zeros(*query.shape[:2], key.shape[-1], value.shape[-1])
-        if initial_state is not None:
-            state = initial_state.to(state)
+        if state is None:
+            state = query.new_zeros(*query.shape[:2], key.shape[-1], value.shape[-1])
         output, state = _scan(
             query * grown,
             key * (total[..., -1:] - total).exp().unsqueeze(-1),
-            inverse @ (value * beta.unsqueeze(-1)),
-            inverse @ (key_beta * grown),
+            inverse @ (value * rate.unsqueeze(-1)),
+            inverse @ (key_rate * grown),
             (query @ transposed) * pairwise,
             total[..., -1].exp()[..., None, None],
-            state,
+            state.float(),
         )
         output = output.flatten(2, 3)[:, :, :length].transpose(1, 2)
-    return output.to(kind).contiguous(), state if output_final_state else None
+    return output.to(kind), state
+
+
+def gated_delta_step(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    rate: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same rule for one token (T = 1) after `state`: same arguments and results as the chunked form."""
+    kind = query.dtype
+    query, key, value, decay, rate = (x[:, 0].float() for x in (query, key, value, decay, rate))
+    query, key = _normalised(query) * query.shape[-1] ** -0.5, _normalised(key)
+    state = state * decay.exp()[..., None, None]
+    known = (key.unsqueeze(-2) @ state).squeeze(-2)
+    state = state + key.unsqueeze(-1) * ((value - known) * rate.unsqueeze(-1)).unsqueeze(-2)
+    output = (query.unsqueeze(-2) @ state).squeeze(-2)
+    return output.unsqueeze(1).to(kind), state
 
 
 def causal_conv1d(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    **unused: Any,
-) -> torch.Tensor:
-    """Depthwise causal convolution as shifted multiply-adds. `hidden_states` [B, C, T], `weight` [C, width]."""
-    length, width = hidden_states.shape[-1], weight.shape[-1]
-    padded = F.pad(hidden_states, (width - 1, 0))
+    hidden: torch.Tensor, weight: torch.Tensor, window: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Depthwise causal convolution with SiLU, as shifted multiply-adds, and the window that comes next.
+
+    `hidden` [B, C, T], `weight` [C, width]; `window` [B, C, width - 1]: the inputs before these (zeros if none).
+    """
+    length, width = hidden.shape[-1], weight.shape[-1]
+    padded = F.pad(hidden, (width - 1, 0)) if window is None else torch.cat((window, hidden), dim=-1)
     output = padded[..., :length] * weight[:, :1]
     for shift in range(1, width):
         output = output + padded[..., shift : shift + length] * weight[:, shift : shift + 1]
-    if bias is not None:
-        output = output + bias[:, None]
-    if activation is None:
-        return output
-    if activation not in ("silu", "swish"):
-        raise ValueError(f"no activation named {activation}")
-    return F.silu(output)
+    return F.silu(output), padded[..., length:]

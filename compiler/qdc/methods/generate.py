@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers.cache_utils import DynamicCache
 
 from qdc.methods.qwen import positions
+from qdc.methods.qwen_model import Cache, Qwen
 
 BATCH = 256
 
@@ -53,7 +53,7 @@ def choose(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator)
 
 
 def _one_batch(
-    model: torch.nn.Module,
+    model: Qwen,
     prompts: Sequence[list[int]],
     sampling: Sampling,
     eos_id: int,
@@ -63,19 +63,12 @@ def _one_batch(
     width = max(len(p) for p in prompts)
     ids = torch.tensor([[pad_id] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    cache = DynamicCache(config=model.config)
+    cache = Cache()
     place = positions(mask)
     written: list[torch.Tensor] = []
     open_rows = torch.ones(len(prompts), dtype=torch.bool)
     for _ in range(sampling.max_tokens):
-        logits = model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=place,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+        logits = model(ids, mask, place, cache, last_only=True).logits[:, -1]
         token = choose(logits, sampling, generator)
         token = torch.where(open_rows, token, torch.full_like(token, eos_id))
         written.append(token)
@@ -95,7 +88,7 @@ def _cut(row: list[int], eos_id: int) -> Completion:
 
 
 def generate(
-    model: torch.nn.Module,
+    model: Qwen,
     prompts: Sequence[list[int]],
     sampling: Sampling,
     eos_id: int,

@@ -1,7 +1,7 @@
 """compressed-tensors `pack-quantized`: codes in int32 words, the config that says so, module names.
 
-Nibble i of word j holds column 8 j + i as code + 8. Written with compressed_tensors' own packer; read back here
-by an independent decoder, so that a change in that library is noticed. Knows nothing of folders.
+Nibble i of word j holds column 8 j + i as code + 8. Written out here, and not imported, because the import of
+compressed_tensors costs seconds a process; tests hold both directions to that library. Knows nothing of folders.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
 from qdc.core.errors import COULD_NOT, QdcError
 
@@ -20,12 +19,13 @@ VERSION = "0.19.0"
 
 def pack_codes(codes: torch.Tensor) -> torch.Tensor:
     """int32 [out, in / 8] from int8 codes [out, in] in [-8, 7]."""
-    packed: torch.Tensor = pack_to_int32(codes, 4)
-    return packed.contiguous()
+    stored = (codes.to(torch.int32) + 8).unflatten(-1, (-1, 8))
+    words = (stored << torch.arange(0, 32, 4, dtype=torch.int32)).sum(dim=-1, dtype=torch.int64)
+    return (words & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
 
 
 def unpack_codes(packed: torch.Tensor) -> torch.Tensor:
-    """int8 codes [out, in] from int32 [out, in / 8]; written from the format, not from the packer."""
+    """int8 codes [out, in] from int32 [out, in / 8]."""
     shifts = torch.arange(0, 32, 4, dtype=torch.int32)
     nibbles = (packed.unsqueeze(-1) >> shifts) & 15
     return (nibbles.flatten(-2) - 8).to(torch.int8)

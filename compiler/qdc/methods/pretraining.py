@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from qdc.methods import training
+from qdc.methods.qwen_model import Qwen
 
 SAVE_EVERY = 100
 
@@ -40,7 +41,7 @@ def matrices(model: torch.nn.Module) -> list[str]:
 
 
 def pretrain(
-    model: torch.nn.Module,
+    model: Qwen,
     input_ids: torch.Tensor,
     assistant: torch.Tensor,
     settings: dict[str, Any],
@@ -60,7 +61,7 @@ def pretrain(
         rows = training.batch_rows(len(input_ids), size, step, int(settings["seed"]))
         ids = input_ids[rows]
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=low):
-            logits = model(input_ids=ids, use_cache=False).logits
+            logits = model(ids).logits
         loss = token_loss(logits, ids, assistant[rows], float(settings["prompt_loss_weight"]))
         loss.backward()
         training.check_loss(loss.item(), step, "base")

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.methods import grid, training
+from qdc.methods.qwen_model import Qwen
 from qdc.methods.student import Grid, Student, counted_tokens, text_kl
 
 MICRO_TOKENS = 4096
@@ -21,7 +22,7 @@ GATE_SEQUENCES = 4
 
 
 def check_start(
-    teacher: torch.nn.Module, student: Student, given: Grid, packed: dict[str, torch.Tensor], temperature: float
+    teacher: Qwen, student: Student, given: Grid, packed: dict[str, torch.Tensor], temperature: float
 ) -> dict[str, float]:
     """The gate at step 0: KL of the fake-quantized student equals that of the dense dequantized model.
 
@@ -44,7 +45,7 @@ def check_start(
 
 
 def _backward(
-    teacher: torch.nn.Module,
+    teacher: Qwen,
     student: Student,
     ids: torch.Tensor,
     counted: torch.Tensor,
@@ -63,7 +64,7 @@ def _backward(
 
 
 def distill(
-    teacher: torch.nn.Module,
+    teacher: Qwen,
     student: Student,
     packed: dict[str, torch.Tensor],
     settings: dict[str, Any],

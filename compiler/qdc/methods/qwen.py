@@ -1,49 +1,23 @@
 """Qwen3.5 text models: built from sizes, loaded from a Hugging Face folder, run with taps.
 
-The model classes are those of transformers (`Qwen3_5ForCausalLM`); the gated delta rule and its convolution are
-replaced, on the CPU, by `gated_delta`. This module knows folders and tensors, not recipes.
+The model itself is `qwen_model`; its tensor names are those of transformers' `Qwen3_5ForCausalLM`. This module
+knows folders and tensors, not recipes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers.models.qwen3_5 import modeling_qwen3_5 as stock
-from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from qdc.core.errors import COULD_NOT, QdcError
-from qdc.methods import gated_delta
+from qdc.methods.qwen_model import Qwen
 
 ARCHITECTURE = "Qwen3_5ForCausalLM"
-STOCK_RULE: Callable[..., Any] = stock.torch_chunk_gated_delta_rule
-STOCK_CONVOLUTION: Callable[..., Any] = stock.causal_conv1d_fn
-
-
-def _rule(query: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-    quick = query.device.type == "cpu"
-    return (gated_delta.chunk_gated_delta_rule if quick else STOCK_RULE)(query, *arguments, **named)
-
-
-def _convolution(hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-    quick = hidden_states.device.type == "cpu"
-    return (gated_delta.causal_conv1d if quick else STOCK_CONVOLUTION)(hidden_states, *arguments, **named)
-
-
-def install_fast_rule() -> None:
-    """Use `gated_delta` for every Qwen3.5 model of this process (CPU tensors only)."""
-    stock.torch_chunk_gated_delta_rule = _rule
-    stock.causal_conv1d_fn = _convolution
-
-
-def remove_fast_rule() -> None:
-    """Back to the functions of transformers (to compare with them)."""
-    stock.torch_chunk_gated_delta_rule = STOCK_RULE
-    stock.causal_conv1d_fn = STOCK_CONVOLUTION
 
 
 def text_config(architecture: dict[str, Any], vocab_size: int, special: dict[str, int]) -> dict[str, Any]:
@@ -85,20 +59,14 @@ def text_config(architecture: dict[str, Any], vocab_size: int, special: dict[str
     }
 
 
-def build_model(config: dict[str, Any], seed: int) -> torch.nn.Module:
+def build_model(config: dict[str, Any], seed: int) -> Qwen:
     """A fresh FP32 model with weights drawn from `seed`, in training mode."""
-    install_fast_rule()
     torch.manual_seed(seed)
-    model: torch.nn.Module = stock.Qwen3_5ForCausalLM(_parsed(config))
-    model.train()
+    model = Qwen(config)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.Conv1d | torch.nn.Embedding):
+            torch.nn.init.normal_(module.weight, std=float(config["initializer_range"]))
     return model
-
-
-def _parsed(config: dict[str, Any]) -> Any:
-    values = {k: v for k, v in config.items() if k not in ("architectures", "quantization_config")}
-    parsed = Qwen3_5TextConfig.from_dict(values)
-    parsed._attn_implementation = "sdpa"
-    return parsed
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -125,17 +93,13 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def model_from(
-    config: dict[str, Any], weights: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32
-) -> torch.nn.Module:
+def model_from(config: dict[str, Any], weights: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32) -> Qwen:
     """A model in eval mode with exactly these weights, converted to `dtype`; each tensor must be there.
 
     Raises QdcError on missing or unknown tensor names. `lm_head.weight` may be absent when tied.
     """
-    install_fast_rule()
-    parsed = _parsed(config)
     with torch.device("meta"):
-        model: torch.nn.Module = stock.Qwen3_5ForCausalLM(parsed)
+        model = Qwen(config)
     values = {name: tensor.to(dtype, copy=True) for name, tensor in weights.items()}
     missing, unknown = model.load_state_dict(values, strict=False, assign=True)
     tied = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
@@ -147,13 +111,13 @@ def model_from(
         )
     if tied:
         model.lm_head.weight = model.model.embed_tokens.weight
-    model.model.rotary_emb = stock.Qwen3_5TextRotaryEmbedding(parsed)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    return model.eval()
+    model.eval()
+    return model
 
 
-def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> Qwen:
     """The model of a folder with plain (not packed) weights, in eval mode, without gradients."""
     return model_from(read_config(folder), read_weights(folder), dtype)
 
@@ -163,24 +127,15 @@ def positions(attention_mask: torch.Tensor) -> torch.Tensor:
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def forward(
-    model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
-) -> torch.Tensor:
+def forward(model: Qwen, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
     """Logits [B, T, V] of `input_ids` [B, T]; without a mask every token counts, positions 0..T-1."""
-    if attention_mask is None:
-        logits: torch.Tensor = model(input_ids=input_ids, use_cache=False).logits
-        return logits
-    masked: torch.Tensor = model(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        position_ids=positions(attention_mask),
-        use_cache=False,
-    ).logits
-    return masked
+    place = None if attention_mask is None else positions(attention_mask)
+    logits: torch.Tensor = model(input_ids, attention_mask, place).logits
+    return logits
 
 
 def forward_taps(
-    model: torch.nn.Module,
+    model: Qwen,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor | None,
     taps: Sequence[int],
@@ -189,18 +144,6 @@ def forward_taps(
 
     Tap i is the residual stream after decoder layer i, counted from 0 (the z-lab convention).
     """
-    seen: dict[int, torch.Tensor] = {}
-
-    def keep(index: int) -> Callable[..., None]:
-        def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            seen[index] = output[0] if isinstance(output, tuple) else output
-
-        return hook
-
-    handles = [model.model.layers[i].register_forward_hook(keep(i)) for i in taps]
-    try:
-        logits = forward(model, input_ids, attention_mask)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return logits, torch.cat([seen[i] for i in taps], dim=-1)
+    place = None if attention_mask is None else positions(attention_mask)
+    output = model(input_ids, attention_mask, place, output_hidden_states=True)
+    return output.logits, torch.cat([output.hidden_states[tap + 1] for tap in taps], dim=-1)

@@ -15,10 +15,11 @@ from torch.func import functional_call
 
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.methods import divergence, grid
+from qdc.methods.qwen_model import Qwen
 
 TRAINABLE = ("quantized-weights", "all")
 Grid = dict[str, tuple[torch.Tensor, torch.Tensor]]
-Weighted = tuple[torch.nn.Module, dict[str, torch.Tensor]]  # a model, and tensors to use instead of its own
+Weighted = tuple[Qwen, dict[str, torch.Tensor]]  # a model, and tensors to use instead of its own
 
 
 class _RoundToBf16(torch.autograd.Function):  # type: ignore[misc]
@@ -58,7 +59,7 @@ def initial_latents(weights: dict[str, torch.Tensor], given: Grid, trainable: st
 class Student:
     """A model run with the served form of its latents. `latents`: FP32 parameters by tensor name."""
 
-    def __init__(self, model: torch.nn.Module, latents: dict[str, torch.Tensor], given: Grid) -> None:
+    def __init__(self, model: Qwen, latents: dict[str, torch.Tensor], given: Grid) -> None:
         self.model = model
         self.scales = {f"{module}.weight": scale for module, (_, scale) in given.items()}
         self.latents = {name: torch.nn.Parameter(tensor) for name, tensor in sorted(latents.items())}
@@ -79,11 +80,9 @@ def hidden(weighted: Weighted, input_ids: torch.Tensor) -> tuple[torch.Tensor, t
     """Final hidden states [B, T, H] and the head [V, H]."""
     model, instead = weighted
     inner = {name.removeprefix("model."): value for name, value in instead.items() if name != "lm_head.weight"}
-    output = functional_call(model.model, inner, args=(), kwargs={"input_ids": input_ids, "use_cache": False})
-    tied = model.config.tie_word_embeddings
-    name = "model.embed_tokens.weight" if tied else "lm_head.weight"
-    head = instead.get(name, model.lm_head.weight)
-    return output.last_hidden_state, head
+    states: torch.Tensor = functional_call(model.model, inner, args=(input_ids,))
+    name = "model.embed_tokens.weight" if model.config["tie_word_embeddings"] else "lm_head.weight"
+    return states, instead.get(name, model.lm_head.weight)
 
 
 def text_kl(

@@ -16,6 +16,7 @@ from qdc.core.stage import Context
 from qdc.methods import grid, qwen, statistics
 from qdc.methods.documents import read_rows
 from qdc.methods.generate import Sampling, generate
+from qdc.methods.qwen_model import Qwen
 from qdc.methods.student import heldout_kl, read_grid
 from qdc.methods.tokenizer import load_tokenizer
 
@@ -64,7 +65,7 @@ def _kl(subject: str, each: list[torch.Tensor], packed: dict[str, torch.Tensor],
 
 
 def _answers(
-    context: Context, teacher: torch.nn.Module, weights: dict[str, dict[str, torch.Tensor]]
+    context: Context, teacher: Qwen, weights: dict[str, dict[str, torch.Tensor]]
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Greedy texts of teacher, ptq and qad for the same prompts, and the reference answers."""
     tokenizer = load_tokenizer(context.inputs["teacher"])
@@ -84,7 +85,7 @@ def _answers(
     return answers, [p["answer"] for p in prompts]
 
 
-def _replace(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
+def _replace(model: Qwen, weights: dict[str, torch.Tensor]) -> None:
     named = dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in weights.items():
