@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from qdc.core.errors import COULD_NOT, QdcError
+from qdc.image.children import ends_with_parent
 from qdc.image.tar import CHUNK, END, EPOCH, Entry, EntryType, header, padded
 
 PACKAGES = ("ca-certificates", "libgomp1", "libnuma1", "libstdc++6", "python3")
@@ -70,7 +71,13 @@ def bootstrap(suite: str, packages: Sequence[str], tar: Path, log: Path) -> None
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C", "TZ": "UTC"}
     with log.open("wb") as stream:
         code = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, umask=0o022
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            umask=0o022,
+            preexec_fn=ends_with_parent(),
         ).returncode
     if code != 0:
         tail = " | ".join(log.read_text(errors="replace").splitlines()[-3:])

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import sha256_file
+from qdc.image.children import ends_with_parent
 
 _LINE = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^\]]*\])?==([^\s;]+)\s*(;.*?)?((?:\s+--hash=sha256:[0-9a-f]{64})+)"
@@ -122,7 +123,14 @@ def _pip(pins: list[Pin], python: str, folder: Path) -> None:
     command += ["--no-deps", "--require-hashes", "--only-binary", ":all:", *_platform_options(python)]
     command += ["--dest", str(folder), "--requirement", str(wanted)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        preexec_fn=ends_with_parent(),
+    )
     wanted.unlink()
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()

@@ -66,7 +66,8 @@ def run(context: Context) -> None:
     labels = image_config.labels(
         product, manifest_digest=manifest_digest(manifest), recipe_digest=manifest["recipe_digest"]
     )
-    write_image(context.output, params["name"], image_config.summary(product), layers, labels)
+    made = write_image(context.output, params["name"], image_config.summary(product), layers, labels)
+    context.report(1, 1, made.name)
 
 
 def _weights(context: Context, role: str, prefix: str) -> Layer:
