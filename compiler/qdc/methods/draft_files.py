@@ -57,7 +57,7 @@ def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def frozen_parts(model: nn.Module) -> Frozen:
     """The target's embedding and head, which the drafter uses as its own."""
-    return Frozen(model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach())
+    return Frozen(model.model.embed_tokens.weight.detach(), model.lm_head.weight.detach())
 
 
 def tokenizer_folder(target: Path, model_folder: str) -> Path:
