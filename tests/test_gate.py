@@ -277,7 +277,7 @@ def rows(count: int, accepted: int = 2) -> list[dict[str, Any]]:
     return [
         {
             "messages": messages,
-            "replay": {"a": {"accepted": 0, "drafts": 9}, "b": {"accepted": 6 * accepted, "drafts": 6}},
+            "replay": {"gptq": {"accepted": 0, "drafts": 9}, "gptq, window 64": {"accepted": 6 * accepted, "drafts": 6}},
         }
         for messages in texts.built_in(count)
     ]

@@ -133,7 +133,9 @@ def test_an_unknown_patch_is_an_error_that_names_the_known_ones() -> None:
 
 
 ENGINE_SOURCE = """
-def _spec_forward(B, new_B, offset, width, state_len, q_i):
+def _spec_forward(B, new_B, offset, width, state_len, q_i, seq_lens=(), native=None):
+    if seq_lens and int(seq_lens[0].item()) > 0:
+        return native
     keep = B[offset + 1 : offset + 1 + (state_len - q_i)]
     # kept
     B.copy_(new_B)
@@ -187,6 +189,9 @@ def test_the_patched_step_keeps_width_less_two_columns_whatever_its_length(k: in
     keep = names["_spec_forward"](whole, Buffer(width - 2 + length), 0, width, width - 1 + k, length)
     assert keep.size_ == width - 2
     assert whole.written == width - 2 + length
+    steps = [type("Length", (), {"item": lambda self: length})()]
+    native = names["_spec_forward"](whole, Buffer(width - 2 + length), 0, width, width - 1 + k, length, steps, "native")
+    assert (native == "native") == (length == k + 1), "the compiled convolution is for whole steps"
 
 
 def test_the_patch_is_put_in_place_once(engine_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:

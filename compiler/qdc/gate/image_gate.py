@@ -54,7 +54,7 @@ def gate(
     """The report on `image` (`archive:FILE` or `docker:NAME`): {image, checks: [{id, outcome, figure, why}]}.
 
     `record`: its build record; another image ID than the record's is a failure. `prompts`: rows with `messages` and
-    the replay's `accepted` and `drafts`, or `replay` {label: {accepted, drafts}} whose last label is what is served;
+    the replay's `accepted` and `drafts`, or `replay` {label: {accepted, drafts}} with one label, or one that names a window;
     without them built-in prompts are asked and nothing is compared with a replay.
     Raises QdcError (exit 2) only for an `image` that is neither; all else is an outcome.
     """
@@ -243,8 +243,11 @@ class _Run:
 
 
 def _replayed(row: Mapping[str, Any]) -> Mapping[str, int]:
-    """The replay's counts of one prompt: accepted and drafts."""
-    if "replay" in row:
-        replay: Mapping[str, Mapping[str, int]] = row["replay"]
-        return replay[sorted(replay)[-1]]
-    return {"accepted": row["accepted"], "drafts": row["drafts"]}
+    """The replay's counts of one prompt: accepted and drafts. Raises QdcError `gate.replay`."""
+    if "replay" not in row:
+        return {"accepted": row["accepted"], "drafts": row["drafts"]}
+    forms: Mapping[str, Mapping[str, int]] = row["replay"]
+    served = [label for label in forms if ", window " in label] or list(forms)
+    if len(served) != 1:
+        raise QdcError("gate.replay", f"the replay does not say which of {', '.join(forms)} is served", exit_code=4)
+    return forms[served[0]]

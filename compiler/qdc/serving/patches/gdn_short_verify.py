@@ -1,10 +1,11 @@
 """Engine patch `gdn-short-verify`: verify steps shorter than 1 + K tokens keep the right convolution history.
 
-In vLLM 0.32.0 the CPU path of the Gated-DeltaNet layer rolls its convolution window by `state_len - step length`
+In vLLM 0.32.0 the CPU code of the Gated-DeltaNet layer rolls its convolution window by `state_len - step length`
 columns. Near `max_model_len` a verify step holds fewer than 1 + K tokens; the engine then either dies or, worse,
 goes on with a misplaced history and answers other text than without speculation. The next step looks for its
 history at columns `accepted - 1 .. accepted + width - 3`, so exactly `width - 2` columns must stay, whatever
-the step's length, and only the leading columns may be written. Loaded by the engine as a general plugin in every
+the step's length, and only the leading columns may be written. The compiled convolution, which processors with AMX
+use, has the same fault; it is kept for whole steps only. Loaded by the engine as a general plugin in every
 process; any surprise is an exception, which stops the engine. Knows only `_spec_forward` of that version.
 """
 
@@ -20,12 +21,13 @@ FUNCTION = "_spec_forward"
 SOURCE_SHA256 = "ce07e6524ea1635b866b0871bdfe996773e47b7a122621748738e3f44db80208"  # vLLM 0.32.0
 CHANGES = (
     ("offset + 1 : offset + 1 + (state_len - q_i)]", "offset + 1 : offset + 1 + (width - 2)]"),
+    ("int(seq_lens[0].item()) > 0", "int(seq_lens[0].item()) == state_len - (width - 2)"),
     ("B.copy_(new_B)", "B[:, : new_B.size(-1)].copy_(new_B)"),
 )
 
 
 def patched(source: str) -> str:
-    """The function's source with both changes. Raises RuntimeError unless it is the one that was examined."""
+    """The function's source with the changes. Raises RuntimeError unless it is the one that was examined."""
     found = hashlib.sha256(source.encode()).hexdigest()
     if found != SOURCE_SHA256:
         raise RuntimeError(f"{NAME}: {MODULE}.{FUNCTION} is not the examined source (SHA-256 {found})")
