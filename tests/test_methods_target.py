@@ -113,6 +113,15 @@ def test_quick_rule_has_the_stock_gradients() -> None:
         assert torch.allclose(stock_gradient, quick_gradient, atol=1e-4, rtol=1e-4)
 
 
+def test_under_autocast_the_rule_stays_near_its_full_precision() -> None:
+    inputs = rule_inputs(8, 96)
+    exact = gated_delta.chunk_gated_delta_rule(**inputs)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = gated_delta.chunk_gated_delta_rule(**inputs)[0]
+    error = float((rounded - exact).norm() / exact.norm())
+    assert 0 < error < 0.02
+
+
 @pytest.mark.parametrize("length", [1, 3, 9])
 def test_convolution_is_causal_depthwise_and_continues_from_its_window(length: int) -> None:
     draw = torch.Generator().manual_seed(0)

@@ -45,7 +45,8 @@ class UnitLowerInverse(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(context: Any, strictly_lower: torch.Tensor) -> torch.Tensor:
-        inverse = _unit_lower_inverse(strictly_lower)
+        with torch.autocast(strictly_lower.device.type, enabled=False):
+            inverse = _unit_lower_inverse(strictly_lower.float())
         context.save_for_backward(inverse)
         return inverse
 
@@ -89,40 +90,41 @@ def chunk_gated_delta_rule(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gated delta rule (Yang et al., Gated DeltaNet, section 3) in FP32, chunk by chunk.
 
+    Under autocast its products are rounded like any other; the inverse and the decays stay FP32.
+
     `query`, `key` [B, T, H, k], normalised here; `value` [B, T, H, v]; `decay` (log, <= 0) and `rate` (beta)
     [B, T, H]. Returns the output [B, T, H, v] in `query`'s dtype and the final state [B, H, k, v] in FP32.
     """
     kind, length = query.dtype, query.shape[1]
-    with torch.autocast(query.device.type, enabled=False):
-        query, key, value = (x.transpose(1, 2).float() for x in (query, key, value))
-        decay, rate = (x.transpose(1, 2).float() for x in (decay, rate))
-        query, key = _normalised(query) * query.shape[-1] ** -0.5, _normalised(key)
-        padding = -length % chunk_size
-        if padding:
-            query, key, value = (F.pad(x, (0, 0, 0, padding)) for x in (query, key, value))
-            decay, rate = (F.pad(x, (0, padding)) for x in (decay, rate))
-        query, key, value = (x.unflatten(2, (-1, chunk_size)) for x in (query, key, value))
-        decay, rate = (x.unflatten(2, (-1, chunk_size)) for x in (decay, rate))
+    query, key, value = (x.transpose(1, 2).float() for x in (query, key, value))
+    decay, rate = (x.transpose(1, 2).float() for x in (decay, rate))
+    query, key = _normalised(query) * query.shape[-1] ** -0.5, _normalised(key)
+    padding = -length % chunk_size
+    if padding:
+        query, key, value = (F.pad(x, (0, 0, 0, padding)) for x in (query, key, value))
+        decay, rate = (F.pad(x, (0, padding)) for x in (decay, rate))
+    query, key, value = (x.unflatten(2, (-1, chunk_size)) for x in (query, key, value))
+    decay, rate = (x.unflatten(2, (-1, chunk_size)) for x in (decay, rate))
 
-        total = decay.cumsum(dim=-1)
-        pairwise = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp().tril()
-        key_rate = key * rate.unsqueeze(-1)
-        transposed = key.transpose(-1, -2)
-        system = (key_rate @ transposed * pairwise).tril(-1)
-        inverse: torch.Tensor = UnitLowerInverse.apply(system)
-        grown = total.exp().unsqueeze(-1)
-        if state is None:
-            state = query.new_zeros(*query.shape[:2], key.shape[-1], value.shape[-1])
-        output, state = _scan(
-            query * grown,
-            key * (total[..., -1:] - total).exp().unsqueeze(-1),
-            inverse @ (value * rate.unsqueeze(-1)),
-            inverse @ (key_rate * grown),
-            (query @ transposed) * pairwise,
-            total[..., -1].exp()[..., None, None],
-            state.float(),
-        )
-        output = output.flatten(2, 3)[:, :, :length].transpose(1, 2)
+    total = decay.cumsum(dim=-1)
+    pairwise = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp().tril()
+    key_rate = key * rate.unsqueeze(-1)
+    transposed = key.transpose(-1, -2)
+    system = (key_rate @ transposed * pairwise).tril(-1)
+    inverse: torch.Tensor = UnitLowerInverse.apply(system)
+    grown = total.exp().unsqueeze(-1)
+    if state is None:
+        state = query.new_zeros(*query.shape[:2], key.shape[-1], value.shape[-1])
+    output, state = _scan(
+        query * grown,
+        key * (total[..., -1:] - total).exp().unsqueeze(-1),
+        inverse @ (value * rate.unsqueeze(-1)),
+        inverse @ (key_rate * grown),
+        (query @ transposed) * pairwise,
+        total[..., -1].exp()[..., None, None],
+        state.float(),
+    )
+    output = output.flatten(2, 3)[:, :, :length].transpose(1, 2)
     return output.to(kind), state
 
 
