@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := compiler/qdc/environments
 DEBIAN := mmdebstrap docker.io iptables curl ca-certificates
+DEBIAN_TEST := skopeo podman runc busybox-static
 DEMO := demo
 
 .PHONY: demo setup system test test-slow check schema clean-demo
@@ -33,6 +34,7 @@ test: setup
 	$(BIN)/python -m pytest -m "not slow" tests
 
 test-slow: setup system
+	@bash scripts/system-packages $(DEBIAN_TEST)
 	$(BIN)/python -m pytest -m slow tests
 
 check: setup

@@ -239,8 +239,6 @@ class Expander:
             inputs["layer_drafter"] = self.add(
                 "layer:drafter", "layer", {"folder": ".", "prefix": "opt/models/drafter"}, {"weights": drafter}
             )
-            if self.recipe["drafter"]["ptq"] is not None:
-                inputs["calibration"] = "calibrate"
         params = {
             "name": self.recipe["name"],
             "recipe": self.product(),
