@@ -82,6 +82,7 @@ def start(name: str, python: str, job: dict[str, Any], work: Path, log: Path, pr
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(job["threads"]),
+        "OMP_WAIT_POLICY": "PASSIVE",
     }
     try:
         with log.open("ab") as stream:
