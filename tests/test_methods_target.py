@@ -334,6 +334,8 @@ def test_tokenizer_keeps_numbers_whole_and_special_tokens_first(vocabulary: toke
     assert [vocabulary.token_id(t) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")] == [0, 1, 2, 3]
     assert (vocabulary.pad_id, vocabulary.eos_id) == (0, 2)
     assert len(vocabulary.encode(" 17")) == 1 and len(vocabulary.encode("assistant")) == 1
+    with pytest.raises(QdcError, match="no end token"):
+        tokenizer.Tokenizer(vocabulary.backend, {}, CHATML)
     with pytest.raises(QdcError, match="no token"):
         vocabulary.token_id("<|absent|>")
 
@@ -347,7 +349,8 @@ def test_templates_render_in_a_sandbox(vocabulary: tokenizer.Tokenizer) -> None:
     turns = [{"role": "user", "content": "Hi", "tools": "dropped"}]
     assert vocabulary.render_chat(turns, True) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     hostile = "{{ messages.append(1) }}"
-    bad = tokenizer.Tokenizer(vocabulary.backend, vocabulary.settings, hostile)
+    bad = tokenizer.Tokenizer(vocabulary.backend, {"eos_token": "<|im_end|>"}, hostile)
+    assert bad.pad_id == bad.eos_id == 2
     with pytest.raises(Exception, match=r"unsafe|not safely callable"):
         bad.render_chat(turns)
 

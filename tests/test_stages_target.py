@@ -191,6 +191,13 @@ def test_a_given_base_is_copied_and_checked(chain: Chain, tmp_path: Path) -> Non
     wrong.mkdir()
     for name in expected:
         (wrong / name).write_bytes((source / name).read_bytes())
+    (wrong / "chat_template.jinja").unlink()
+    with pytest.raises(QdcError, match="no chat template"):
+        run_stage("base", {"source": wrong}, params, tmp_path / "untold")
+    settings = read(wrong / "tokenizer_config.json")
+    (wrong / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": CHATML}))
+    older = run_stage("base", {"source": wrong}, params, tmp_path / "older")
+    assert (older / "chat_template.jinja").read_text() == CHATML
     tensors = {name: tensor.float() for name, tensor in load_file(source / "model.safetensors").items()}
     save_file(tensors, wrong / "model.safetensors")
     with pytest.raises(QdcError, match="not BF16"):

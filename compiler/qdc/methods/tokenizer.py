@@ -21,16 +21,18 @@ PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
 class Tokenizer:
-    """Token ids of text and of chats; `pad_id`, `eos_id` as the folder's `tokenizer_config.json` names them."""
+    """Token ids of text and of chats; `pad_id` (eos when there is none), `eos_id` from `tokenizer_config.json`."""
 
     def __init__(self, backend: Backend, settings: dict[str, Any], template: str) -> None:
         self.backend = backend
-        self.settings = settings
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise
         self._template = environment.from_string(template)
-        self.eos_id = self.token_id(_text(settings["eos_token"]))
-        self.pad_id = self.token_id(_text(settings["pad_token"]))
+        if settings.get("eos_token") is None:
+            raise QdcError("methods.tokenizer.eos", "the tokenizer names no end token", exit_code=COULD_NOT)
+        self.eos = _text(settings["eos_token"])
+        self.pad = _text(settings.get("pad_token") or self.eos)
+        self.eos_id, self.pad_id = self.token_id(self.eos), self.token_id(self.pad)
 
     @property
     def vocab_size(self) -> int:
@@ -62,8 +64,8 @@ class Tokenizer:
         return self._template.render(
             messages=turns,
             add_generation_prompt=add_generation_prompt,
-            eos_token=_text(self.settings["eos_token"]),
-            pad_token=_text(self.settings["pad_token"]),
+            eos_token=self.eos,
+            pad_token=self.pad,
         )
 
 

@@ -125,6 +125,9 @@ def save_partial(folder: Path, named: Named, optimizers: Optimizers, log: list[d
     state = {n: t.contiguous() for n, t in sorted(optimizers.state().items())}
     save_file(state, staged / "optimizer.safetensors")
     write_atomic(staged / "log.json", canonical.dumps(log))
+    for file in staged.iterdir():
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
     shutil.rmtree(final, ignore_errors=True)
     os.replace(staged, final)
     for old in sorted(folder.glob("state-*")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ def _copy(context: Context) -> None:
         if not (source / name).is_file():
             raise QdcError("stage.base.file", f"the given model has no {name}", file=source, exit_code=COULD_NOT)
         shutil.copyfile(source / name, context.output / name)
-    template = context.params.get("chat_template") or _own_template(source / "chat_template.jinja")
+    template = context.params.get("chat_template") or _own_template(source)
     (context.output / "chat_template.jinja").write_text(template, encoding="utf-8")
     weights = qwen.read_weights(source)
     foreign = sorted(name for name, tensor in weights.items() if tensor.dtype != torch.bfloat16)
@@ -101,8 +102,12 @@ def _copy(context: Context) -> None:
         shutil.copyfile(file, context.output / file.name)
 
 
-def _own_template(file: Any) -> str:
-    if not file.is_file():
-        raise QdcError("stage.base.template", "the given model has no chat template", file=file, exit_code=COULD_NOT)
-    text: str = file.read_text(encoding="utf-8")
-    return text
+def _own_template(source: Path) -> str:
+    """The given model's chat template: its own file, or inside tokenizer_config.json as older ones have it."""
+    file = source / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    inside = json.loads((source / "tokenizer_config.json").read_text()).get("chat_template")
+    if not isinstance(inside, str):
+        raise QdcError("stage.base.template", "the given model has no chat template", file=source, exit_code=COULD_NOT)
+    return inside
