@@ -41,7 +41,7 @@ class Lines(Quiet):
         now = time.monotonic()
         if now - self.said.get(name, 0.0) >= LINE_INTERVAL_S:
             self.said[name] = now
-            _line(f"{name}: {done}/{total} {note}".rstrip())
+            _line(f"{name}: {f'{done}/{total} ' if total else ''}{note}".rstrip())
 
     def finished(self, name: str, seconds: float, output: str) -> None:
         _line(f"{name}: done in {seconds:.1f} s, output {output[:12]}")
@@ -74,11 +74,11 @@ class Bars(Quiet):
             )
 
     def started(self, name: str) -> None:
-        self.tasks[name] = self.bars.add_task(name, total=None, note="")
+        if name not in self.tasks:
+            self.tasks[name] = self.bars.add_task(name, total=None, note="")
 
     def progress(self, name: str, done: int, total: int, note: str) -> None:
-        if name not in self.tasks:
-            self.started(name)
+        self.started(name)
         self.bars.update(self.tasks[name], completed=done, total=total or None, note=note)
 
     def finished(self, name: str, seconds: float, output: str) -> None:

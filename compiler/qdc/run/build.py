@@ -57,6 +57,10 @@ class _Running:
     resources: ExitStack = field(default_factory=ExitStack)
 
 
+LOOK_AGAIN_S = 0.2
+"""How soon to look again at a stage that another build is making."""
+
+
 class Build:
     """One build of one recipe's instances in one store."""
 
@@ -64,22 +68,27 @@ class Build:
         self.store, self.settings, self.instances, self.listener = store, settings, instances, listener
         self.seconds: dict[str, float] = {}
         self.running: dict[str, _Running] = {}
+        self.elsewhere: set[str] = set()
 
     def plan(self) -> Plan:
         return plan(self.instances, self.store.record, self.store.latest)
 
     def run(self, only: set[str] | None = None) -> list[Ran]:
         """Run until all (or all that `only` names) is fresh. Raises QdcError of the first stage that fails."""
-        first = self.plan()
-        self.listener.planned(first)
+        current = self.plan()
+        self.listener.planned(current)
         try:
             while True:
-                current = self.plan()
                 wanted = [stage for stage in current.stages if only is None or stage.instance.name in only]
+                self._welcome(wanted)
                 if all(stage.state == "fresh" for stage in wanted):
                     break
                 self._start_ready(wanted)
-                self._finish(process.wait_any([item.worker for item in self.running.values()]))
+                workers = [item.worker for item in self.running.values()]
+                ended = process.wait_any(workers, LOOK_AGAIN_S if self.elsewhere else None)
+                if ended is not None:
+                    self._finish(ended)
+                current = self.plan()
         finally:
             process.stop([item.worker for item in self.running.values()])
             for item in self.running.values():
@@ -95,6 +104,13 @@ class Build:
             for stage in wanted
         ]
 
+    def _welcome(self, wanted: list[Stage]) -> None:
+        """Say which stages another build has finished meanwhile."""
+        for stage in wanted:
+            if stage.state == "fresh" and stage.instance.name in self.elsewhere:
+                self.listener.finished(stage.instance.name, 0.0, stage.output or "")
+        self.elsewhere.clear()
+
     def _start_ready(self, wanted: list[Stage]) -> None:
         """Start every stale stage whose lane is free; of two with the same key, one."""
         for stage in wanted:
@@ -107,12 +123,16 @@ class Build:
                 self._start(stage)
 
     def _start(self, stage: Stage) -> None:
+        """Start a stage, or note that another build makes it (or has just made it): waiting for its lock would
+        leave this build's own workers unserved, and two builds could wait for each other."""
         instance, key = stage.instance, str(stage.key)
         resources = ExitStack()
         try:
-            resources.enter_context(self.store.lock(key))
-            if self.store.record(key) is not None:
+            lock = resources.enter_context(self.store.lock(key, wait=False))
+            if lock is None or self.store.record(key) is not None:
                 resources.close()
+                self.elsewhere.add(instance.name)
+                self.listener.progress(instance.name, 0, 0, "another build makes it")
                 return
             work = resources.enter_context(self.store.staging())
             inputs = {}
@@ -133,7 +153,8 @@ class Build:
             }
             python = self.settings.train_python if instance.environment == "train" else process.core_python()
             self.listener.started(instance.name)
-            worker = process.start(instance.name, python, job, work, self.store.log_path(key), self._report(instance))
+            log, report = self.store.log_path(key), self._report(instance)
+            worker = process.start(instance.name, python, job, work, log, report, keep=(lock,))
         except BaseException:
             resources.close()
             raise

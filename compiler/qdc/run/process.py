@@ -69,8 +69,13 @@ class Worker:
         )
 
 
-def start(name: str, python: str, job: dict[str, Any], work: Path, log: Path, progress: Progress) -> Worker:
-    """Start `python -m qdc.run.worker` on `job` in its own session; `work` is its folder for the job file."""
+def start(
+    name: str, python: str, job: dict[str, Any], work: Path, log: Path, progress: Progress, keep: tuple[int, ...] = ()
+) -> Worker:
+    """Start `python -m qdc.run.worker` on `job` in its own session; `work` is its folder for the job file.
+
+    `keep`: open files that stay open until the worker ends too, such as the lock on its key.
+    """
     reading, writing = os.pipe()
     job = {**job, "report": writing, "parent": os.getpid()}
     path = work / "job.json"
@@ -91,7 +96,7 @@ def start(name: str, python: str, job: dict[str, Any], work: Path, log: Path, pr
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
-                pass_fds=[writing],
+                pass_fds=[writing, *keep],
                 env=environment,
                 cwd=work,
                 start_new_session=True,
@@ -109,13 +114,15 @@ def start(name: str, python: str, job: dict[str, Any], work: Path, log: Path, pr
     return Worker(name, process, os.fdopen(reading, "rb", buffering=0), log, time.monotonic(), progress)
 
 
-def wait_any(workers: list[Worker]) -> Worker:
-    """Serve all reports until one worker has ended; its process is reaped."""
+def wait_any(workers: list[Worker], limit_s: float | None = None) -> Worker | None:
+    """Serve all reports until one worker has ended (its process is reaped) or `limit_s` has passed (None)."""
+    deadline = None if limit_s is None else time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             selector.register(worker.pipe, selectors.EVENT_READ, worker)
         while True:
-            for item, _ in selector.select(timeout=0.5):
+            left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
+            for item, _ in selector.select(max(left, 0.0)):
                 if not item.data.read():
                     time.sleep(0.01)
             for worker in workers:
@@ -123,6 +130,8 @@ def wait_any(workers: list[Worker]) -> Worker:
                     _drain(worker)
                     worker.seconds = time.monotonic() - worker.started
                     return worker
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
 
 
 def _drain(worker: Worker) -> None:

@@ -259,15 +259,23 @@ class Store:
         return path
 
     @contextlib.contextmanager
-    def lock(self, name: str) -> Iterator[None]:
-        """Hold the lock `name` against other processes; it ends with the process, however that ends."""
+    def lock(self, name: str, *, wait: bool = True) -> Iterator[int | None]:
+        """Hold the lock `name` against other holders; it ends with the processes that hold it, however they end.
+
+        Gives the lock's open file: a child that inherits it holds the lock too. Without `wait`, gives None at once
+        where somebody else holds it.
+        """
         path = self.root / "locks" / name
         with _disk_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = descriptor
+            except BlockingIOError:
+                held = None
+            yield held
         finally:
             os.close(descriptor)
 
