@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from qdc.cli.progress import Quiet
+from qdc.core.errors import QdcError
 from qdc.graph.instances import Instance
 from qdc.run import process
-from qdc.run.build import Build
+from qdc.run.build import Build, artifact_json
 from qdc.run.settings import Settings
 from qdc.store.store import Store
 
@@ -113,3 +114,77 @@ def test_a_worker_holds_the_lock_on_its_key_until_it_ends(tmp_path: Path, made: 
         child.wait()
     with store.lock("key", wait=False) as held:
         assert held is not None
+
+
+def objects(store: Store, digest: str) -> list[Path]:
+    tree = store.tree(digest)
+    assert tree is not None
+    return [store.object_path(entry.sha256) for entry in tree.entries]
+
+
+def spoil(path: Path, data: bytes) -> None:
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", ["tree", "record", "record of another key", "object shortened", "object gone"])
+def test_damage_is_repaired_by_running_that_stage_once(tmp_path: Path, made: Scripts, damage: str) -> None:
+    root = tmp_path / "store"
+    one, two = made.instance("one"), made.instance("two", input="one")
+    assert build(root, one, two) == ["one", "two"]
+    store = Store(root)
+    record = store.record(one.key({}))
+    assert record is not None
+    kept = root / "records" / one.key({}) / "1.json"
+    target = objects(store, record["output"])[0]
+    if damage == "tree":
+        tree = root / "trees" / f"{record['output']}.json"
+        spoil(tree, tree.read_bytes()[:-3])
+    elif damage == "record":
+        spoil(kept, kept.read_bytes()[:-9])
+    elif damage == "record of another key":
+        spoil(kept, json.dumps({**record, "key": "0" * 64}).encode())
+    elif damage == "object shortened":
+        spoil(target, b"")
+    else:
+        target.unlink()
+    assert build(root, one, two) == ["one"]
+    assert build(root, one, two) == []
+    assert Store(root).verify() == []
+
+
+def test_same_size_damage_stops_what_uses_it_and_the_next_build_repairs_it(tmp_path: Path, made: Scripts) -> None:
+    root = tmp_path / "store"
+    one, two = made.instance("one"), made.instance("two", input="one")
+    build(root, one)
+    store = Store(root)
+    record = store.record(one.key({}))
+    assert record is not None
+    spoil(objects(store, record["output"])[0], b"eno")
+    with pytest.raises(QdcError, match="is damaged and was removed"):
+        build(root, one, two)
+    assert build(root, one, two) == ["one", "two"]
+
+
+def test_a_damaged_document_is_named_and_made_anew(tmp_path: Path, made: Scripts) -> None:
+    """What a verb reads from an artifact is checked: damage there is an error with a way out, never a traceback."""
+    root = tmp_path / "store"
+    one = made.instance("one", "(output / 'x.json').write_text('{}')")
+    build(root, one)
+    store = Store(root)
+    record = store.record(one.key({}))
+    assert record is not None
+    assert artifact_json(store, record["output"], "x.json") == {}
+    spoil(objects(store, record["output"])[0], b"{:")
+    with pytest.raises(QdcError, match="is damaged and was removed"):
+        artifact_json(store, record["output"], "x.json")
+    assert build(root, one) == ["one"]
+
+
+def test_a_store_that_loses_what_is_published_is_no_endless_loop(
+    tmp_path: Path, made: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "has_tree", lambda store, digest: False)
+    with pytest.raises(QdcError, match="lost what stage one made"):
+        build(tmp_path / "store", made.instance("one"))
+    assert made.ran() == ["one"]

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qdc.core.errors import COULD_NOT, QdcError
-from qdc.core.files import write_atomic
 from qdc.graph.instances import Instance
 from qdc.graph.plan import Plan, Stage, plan
 from qdc.graph.table import KINDS
@@ -175,6 +174,14 @@ class Build:
                 )
             tree = self.store.publish(item.output)
             self.store.add_record(str(item.stage.key), self._record(item.stage, tree.digest, worker))
+            if self.store.record(str(item.stage.key)) is None:
+                raise QdcError(
+                    "store.lost",
+                    f"the store lost what stage {worker.name} made",
+                    file=self.store.root,
+                    exit_code=COULD_NOT,
+                    hint="something else writes to the store, or its disk fails; `qdc store verify` reads all of it",
+                )
             self.store.forget_partial(str(item.stage.key))
         self.seconds[worker.name] = worker.seconds
         self.listener.finished(worker.name, worker.seconds, tree.digest)
@@ -217,13 +224,5 @@ def save_build(store: Store, record: dict[str, Any]) -> str:
 
 
 def artifact_json(store: Store, tree_digest: str, name: str) -> Any:
-    """A JSON file of a published artifact; QdcError if it is not there."""
-    tree = store.tree(tree_digest)
-    entry = tree.find(name) if tree else None
-    if entry is None:
-        raise QdcError("store.missing", f"artifact {tree_digest} has no {name}", exit_code=COULD_NOT)
-    return json.loads(store.resolve(entry.sha256).read_bytes())
-
-
-def save_text(path: Path, text: str) -> None:
-    write_atomic(path, text.encode())
+    """A JSON file of a published artifact; QdcError if it is not there or damaged."""
+    return json.loads(store.read(tree_digest, name))

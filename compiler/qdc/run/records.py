@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -81,11 +80,7 @@ def build_document(
 
 def _rows(store: Store, kind: str, output: str) -> Any:
     """Row accounting of a data stage, as it wrote it."""
-    if kind not in ACCOUNTS:
-        return None
-    tree = store.tree(output)
-    entry = tree.find(ACCOUNTS[kind]) if tree else None
-    return json.loads(store.resolve(entry.sha256).read_bytes()) if entry else None
+    return artifact_json(store, output, ACCOUNTS[kind]) if kind in ACCOUNTS else None
 
 
 def _seed(params: dict[str, Any]) -> Any:

@@ -34,8 +34,5 @@ def replay_served(
     if instance is None:
         return None
     ran = Build(store, settings, [instance], listener).run()
-    evaluation = artifact_json(store, ran[0].output, "evaluation.json")
-    tree = store.tree(ran[0].output)
-    entry = tree.find("prompts.jsonl") if tree else None
-    lines = store.resolve(entry.sha256).read_text(encoding="utf-8").splitlines() if entry else []
-    return evaluation, [json.loads(line) for line in lines]
+    lines = store.read(ran[0].output, "prompts.jsonl").splitlines()
+    return artifact_json(store, ran[0].output, "evaluation.json"), [json.loads(line) for line in lines]

@@ -27,7 +27,7 @@ from typing import Any
 
 from qdc.core import canonical
 from qdc.core.errors import COULD_NOT, QdcError
-from qdc.core.files import fsync_folder, sha256_file, write_atomic
+from qdc.core.files import fsync_folder, sha256_bytes, sha256_file, write_atomic
 from qdc.store.memo import StatMemo
 from qdc.store.trees import Entry, Tree, list_files
 
@@ -127,9 +127,8 @@ class Store:
         fsync_folder(final.parent)
 
     def _write_tree(self, tree: Tree) -> None:
-        path = self.root / "trees" / f"{tree.digest}.json"
-        if not path.is_file():
-            write_atomic(path, canonical.dumps(tree.as_json()))
+        if self.tree(tree.digest) is None:
+            write_atomic(self.root / "trees" / f"{tree.digest}.json", canonical.dumps(tree.as_json()))
 
     def link_out(self, digest: str, folder: Path) -> None:
         """Fill `folder` with the tree: links to the objects, which are read-only; nothing is copied.
@@ -143,16 +142,31 @@ class Store:
         for entry in tree.entries:
             source = self.resolve(entry.sha256)
             if self.memo.digest(source) != entry.sha256:
-                source.unlink()
-                raise QdcError(
-                    "store.damaged",
-                    f"object {entry.sha256} ({entry.path}) is damaged and was removed",
-                    exit_code=COULD_NOT,
-                    hint="run the build again: it makes the object anew",
-                )
+                raise self._damaged(entry)
             target = folder / entry.path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(source.resolve())
+
+    def read(self, tree_digest: str, name: str) -> bytes:
+        """The content of one file of a tree, checked against its digest. For small files."""
+        tree = self.tree(tree_digest)
+        entry = tree.find(name) if tree else None
+        if entry is None:
+            raise QdcError("store.missing", f"the store has no {name} of {tree_digest}", exit_code=COULD_NOT)
+        data = self.resolve(entry.sha256).read_bytes()
+        if sha256_bytes(data) != entry.sha256:
+            raise self._damaged(entry)
+        return data
+
+    def _damaged(self, entry: Entry) -> QdcError:
+        """Remove the object of `entry`, so that a build makes it again; returns the error to raise."""
+        self.discard(entry.sha256)
+        return QdcError(
+            "store.damaged",
+            f"object {entry.sha256} ({entry.path}) is damaged and was removed",
+            exit_code=COULD_NOT,
+            hint="run the build again: it makes the object anew",
+        )
 
     def verify(self) -> list[str]:
         """Read every object; return the digests of those whose content is not what their name says."""
@@ -190,7 +204,7 @@ class Store:
         numbers = []
         for path in folder.glob("*.json"):
             old = _read_json(path)
-            if old is not None and old.get("output") == value["output"]:
+            if old is not None and old.get("key") == key and old.get("output") == value["output"]:
                 return old
             numbers.append(int(path.stem))
         number = max(numbers, default=0) + 1
