@@ -151,6 +151,8 @@ def edited(recipes: Path, old: str, new: str) -> list[str]:
         ("prompts: prompts_a", "prompts: prompts_z", "`data` has no entry `prompts_z`"),
         ("exclude: [heldout]", "exclude: []", "may share prompts with the held-out"),
         ("templates/chatml.jinja", "templates/none.jinja", "cannot read `templates/none.jinja`"),
+        ("templates/chatml.jinja", "/etc/hostname", "`/etc/hostname` is not below the recipe's folder"),
+        ("templates/chatml.jinja", "../chatml.jinja", "is not below the recipe's folder"),
         ('vllm: "0.32.0"', "vllm: 0.32", "`serve.engine.vllm` must be text"),
         ("max_model_len: 128", "max_model_len: 40", "leaves no room"),
         ("data: teacher_corpus", "data: target_corpus", "made from it"),

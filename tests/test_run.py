@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from qdc.cli.build import _same_build
 from qdc.cli.progress import Quiet
 from qdc.core.errors import QdcError
+from qdc.core.files import sha256_bytes
 from qdc.graph.instances import Instance
 from qdc.run import process
-from qdc.run.build import Build, artifact_json
+from qdc.run.build import Build, Ran, artifact_json
+from qdc.run.front import Front, front
 from qdc.run.settings import Settings
 from qdc.store.store import Store
 
@@ -188,3 +191,61 @@ def test_a_store_that_loses_what_is_published_is_no_endless_loop(
     with pytest.raises(QdcError, match="lost what stage one made"):
         build(tmp_path / "store", made.instance("one"))
     assert made.ran() == ["one"]
+
+
+def params_of(read: Front) -> Any:
+    return next(item for item in read.instances if item.name == "image").params
+
+
+def test_a_recipe_edited_while_it_is_read_is_read_again(
+    tmp_path: Path, recipes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is remembered is remembered under the bytes that were read, not under those that were there later."""
+    path, store = recipes / "micro.yaml", Store(tmp_path / "store")
+    old = path.read_bytes()
+    template = recipes / "templates/chatml.jinja"
+
+    def save_meanwhile(loaded: Any) -> list[Any]:
+        path.write_bytes(old.replace(b"max_num_seqs: 4", b"max_num_seqs: 2"))
+        template.write_bytes(template.read_bytes() + b"{# more #}")
+        return []
+
+    with monkeypatch.context() as patch:
+        patch.setattr("qdc.rules.check.require", save_meanwhile)
+        first = front(path, [], store)
+    assert params_of(first)["recipe"]["serve"]["max_num_seqs"] == 4
+    assert first.digest == sha256_bytes(old)
+    second = params_of(front(path, [], store))
+    assert second["recipe"]["serve"]["max_num_seqs"] == 2
+    assert second["chat_template"].endswith("{# more #}")
+
+
+def test_what_is_remembered_is_what_was_read(tmp_path: Path, recipes: Path) -> None:
+    path, store = recipes / "micro.yaml", Store(tmp_path / "store")
+    sets = ["serve.k=5", "image.base={scratch: true}"]
+    first = front(path, sets, store)
+    assert front(path, sets, store) == first
+    assert first.origins["serve.k"] == "--set" == first.origins["image.base"]
+    assert "image.base.debian" not in first.origins
+    assert first.origins["serve.dtype"].startswith("micro.yaml:")
+
+
+def test_a_store_that_cannot_be_written_can_be_planned_on(tmp_path: Path, recipes: Path) -> None:
+    (tmp_path / "store").write_text("not a folder")
+    assert front(recipes / "micro.yaml", [], Store(tmp_path / "store")).instances
+
+
+def test_a_build_is_the_latest_one_only_if_all_its_outputs_are(tmp_path: Path) -> None:
+    """Evaluations are no input of the image: the same image can belong to builds that measured other things."""
+    store, recipe, image = Store(tmp_path), {"name": "x"}, {"id": "sha256:0"}
+    file = tmp_path / "x.yaml"
+    stages = [{"name": "image", "output": "1"}, {"name": "evaluate:target", "output": "2"}]
+    row = {"recipe_file": str(file), "recipe": recipe, "image": image, "stages": stages}
+    store.add_build({**row, "build": "b"})
+
+    def now(evaluation: str) -> list[Ran]:
+        return [Ran("image", False, 0.0, "1"), Ran("evaluate:target", False, 0.0, evaluation)]
+
+    assert _same_build(store, file, recipe, image, now("2")) == "b"
+    assert _same_build(store, file, recipe, image, now("3")) is None
+    assert _same_build(store, file, {"name": "y"}, image, now("2")) is None

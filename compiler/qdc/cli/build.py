@@ -8,9 +8,10 @@ from typing import Any
 
 from qdc.cli.common import answer, note, open_store, parser
 from qdc.cli.progress import listener
-from qdc.run.build import Build, artifact_json, save_build
+from qdc.run.build import Build, Ran, artifact_json, save_build
 from qdc.run.front import front
 from qdc.run.records import build_document, measurements
+from qdc.store.store import Store
 
 
 def main(arguments: list[str]) -> int:
@@ -40,7 +41,7 @@ def main(arguments: list[str]) -> int:
     facts = artifact_json(store, output, "image.json")
     image = {"name": facts["name"], "id": facts["id"], "artifact": output}
     rows, tests = measurements(store, stages)
-    previous = _same_build(store, given.recipe, image, stages)
+    previous = _same_build(store, given.recipe, read.recipe, image, stages)
     if previous is None:
         id = save_build(store, build_document(store, read, given.recipe, stages, image, started))
     else:
@@ -83,13 +84,20 @@ def _partial_answer(as_json: bool, stages: list[Any]) -> int:
     return 0
 
 
-def _same_build(store: Any, recipe: Path, image: dict[str, Any], stages: list[Any]) -> str | None:
-    """The latest build, if nothing ran since and it is of this recipe and image: then it is this build."""
+def _same_build(
+    store: Store, file: Path, recipe: dict[str, Any], image: dict[str, Any], stages: list[Ran]
+) -> str | None:
+    """The latest build, if nothing ran since and it is of this recipe with these outputs: then it is this build."""
     ids = store.builds()
     if not ids or any(stage.ran for stage in stages):
         return None
     last = store.build(ids[-1])
-    same = last is not None and last["recipe_file"] == str(recipe.resolve()) and last["image"] == image
+    same = (
+        last is not None
+        and (last["recipe_file"], last["recipe"], last["image"]) == (str(file.resolve()), recipe, image)
+        and {stage["name"]: stage["output"] for stage in last["stages"]}
+        == {stage.name: stage.output for stage in stages}
+    )
     return ids[-1] if same else None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from qdc.core.errors import QdcError
-from qdc.core.files import sha256_file
+from qdc.core.files import sha256_bytes
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
 from qdc.recipe.model import Recipe
 from qdc.recipe.reading import Document, Path_, parse_document, read_document
@@ -20,14 +20,20 @@ from qdc.recipe.reading import Document, Path_, parse_document, read_document
 
 @dataclass(frozen=True)
 class Loaded:
-    """`data`: every field with defaults resolved (JSON values); `files`: recipe-relative name -> absolute path."""
+    """`data`: every field with defaults resolved (JSON values); `folders`: recipe-relative name -> absolute path.
+
+    `read`: absolute path -> SHA-256 of each file as it was read: the recipe and the files that it names.
+    `origins`: recipe path -> `file:line`, or `--set`, of each value that was given.
+    """
 
     data: dict[str, Any]
     model: Recipe
     document: Document
     folder: Path
     chat_template: str
-    files: dict[str, Path] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)
+    read: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
 
     def diagnose(
         self, rule: str, path: Path_, message: str, hint: str | None = None, severity: Any = "error"
@@ -43,22 +49,28 @@ def load(path: Path, sets: list[str] | None = None) -> Loaded:
     Raises RecipeInvalid with every fault of the file's shape.
     """
     document = read_document(path)
+    origins = {place: f"{path.name}:{line}" for place, (line, _) in document.values.items() if place}
     for assignment in sets or []:
-        _assign(document, assignment)
+        changed = _assign(document, assignment)
+        origins = {place: origin for place, origin in origins.items() if place[: len(changed)] != changed}
+        origins[changed] = "--set"
     try:
         model = Recipe.model_validate(document.data)
     except ValidationError as error:
         raise RecipeInvalid([_diagnostic(document, item) for item in error.errors()]) from None
     data = model.model_dump(mode="json", by_alias=True)
     folder = path.resolve().parent
-    template, files = _files(model, document, folder)
-    return Loaded(data, model, document, folder, template, files)
+    template, folders, read = _files(model, document, folder)
+    read[str(path.resolve())] = document.sha256
+    named = {".".join(map(str, place)): origin for place, origin in origins.items()}
+    return Loaded(data, model, document, folder, template, folders, read, named)
 
 
-def _files(model: Recipe, document: Document, folder: Path) -> tuple[str, dict[str, Path]]:
-    """Check that each file that the recipe names is there; return the chat template's text and the files."""
+def _files(model: Recipe, document: Document, folder: Path) -> tuple[str, dict[str, Path], dict[str, str]]:
+    """Check that what the recipe names is there; return the chat template's text, the folders, the files' digests."""
     faults: list[Diagnostic] = []
-    files: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
+    read: dict[str, str] = {}
     text = ""
 
     def missing(path: Path_, message: str, hint: str) -> None:
@@ -67,9 +79,16 @@ def _files(model: Recipe, document: Document, folder: Path) -> tuple[str, dict[s
 
     name = model.serve.chat_template
     template = folder / name
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        missing(
+            ("serve", "chat_template"),
+            f"`{name}` is not below the recipe's folder",
+            "the image's manifest names this path: copy the file beside the recipe",
+        )
     try:
-        text = template.read_text(encoding="utf-8")
-        files[name] = template
+        raw = template.read_bytes()
+        text = raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+        read[str(template)] = sha256_bytes(raw)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         missing(
@@ -86,14 +105,17 @@ def _files(model: Recipe, document: Document, folder: Path) -> tuple[str, dict[s
                 f"`{source}` holds no config.json",
                 f"give a folder with a Hugging Face checkpoint, relative to {folder}",
             )
-        files[source] = place
+        folders[source] = place
     if faults:
         raise RecipeInvalid(faults)
-    return text, files
+    return text, folders, read
 
 
-def _assign(document: Document, assignment: str) -> None:
-    """Apply one `--set a.b.c=value`; the value is read as YAML. Only fields whose parent exists can be set."""
+def _assign(document: Document, assignment: str) -> Path_:
+    """Apply one `--set a.b.c=value` and return its path; the value is read as YAML.
+
+    Only fields whose parent exists can be set.
+    """
     name, mark, text = assignment.partition("=")
     if not mark or not name:
         raise QdcError("set.form", f"`--set {assignment}` has no `=`", hint="write --set serve.k=5")
@@ -113,6 +135,7 @@ def _assign(document: Document, assignment: str) -> None:
         node[parts[-1]] = value
     except (TypeError, IndexError):
         raise QdcError("set.path", f"`--set {name}`: `{parts[-1]}` cannot be set there") from None
+    return tuple(parts)
 
 
 def _diagnostic(document: Document, error: Any) -> Diagnostic:
@@ -181,8 +204,3 @@ def _path_in(data: Any, location: tuple[str | int, ...]) -> Path_:
         elif index == len(location) - 1 and not (isinstance(node, dict) and part == node.get("kind")):
             path.append(part)
     return tuple(path)
-
-
-def recipe_digests(loaded: Loaded) -> dict[str, str]:
-    """SHA-256 of each single file that the recipe names."""
-    return {name: sha256_file(path) for name, path in sorted(loaded.files.items()) if path.is_file()}

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from qdc.core.files import sha256_bytes
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
 
 Path_ = tuple[str | int, ...]
@@ -31,10 +32,11 @@ _AMBIGUOUS = {"yes", "no", "on", "off", "y", "n"}
 
 @dataclass
 class Document:
-    """`data`: plain values. `keys` and `values`: path -> (line, column), both from 1."""
+    """`data`: plain values. `keys` and `values`: path -> (line, column), both from 1. `sha256`: of the bytes read."""
 
     data: Any
     file: str
+    sha256: str
     keys: dict[Path_, Place] = field(default_factory=dict)
     values: dict[Path_, Place] = field(default_factory=dict)
 
@@ -101,7 +103,7 @@ def parse_document(raw: bytes, name: str) -> Document:
         what = "a second document" if len(nodes) > 1 else "the file is empty"
         raise fail(what, where.line + 1 if where else 1, 1, "one recipe a file")
     reader = _Reader(name)
-    document = Document(None, name, reader.keys, reader.values)
+    document = Document(None, name, sha256_bytes(raw), reader.keys, reader.values)
     document.data = reader.value(nodes[0], (), ())
     if reader.faults:
         raise RecipeInvalid(reader.faults)

@@ -6,13 +6,14 @@ the bytes that they had, the instances are read back instead. Nothing here decid
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qdc.core import canonical
-from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import sha256_file, write_atomic
 from qdc.graph.instances import Instance
 from qdc.store.store import Store
@@ -22,17 +23,18 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Front:
-    """`recipe`: resolved fields; `instances`: in an order in which inputs come first; `warnings`: as text;
-    `origins`: recipe path -> file:line."""
+    """`recipe`: resolved fields; `digest`: SHA-256 of the recipe file as it was read; `instances`: in an order in
+    which inputs come first; `warnings`: as text; `origins`: recipe path -> `file:line` or `--set`."""
 
     recipe: dict[str, Any]
+    digest: str
     instances: list[Instance]
     warnings: list[str]
     origins: dict[str, str]
 
 
 def front(path: Path, sets: list[str], store: Store) -> Front:
-    """Read a recipe; raises RecipeInvalid or QdcError."""
+    """Read a recipe; raises RecipeInvalid or QdcError. A store that cannot be written works, only slower."""
     memo = store.root / "memo" / "front" / f"{canonical.digest([str(path.resolve()), sets])}.json"
     code = _package_signature()
     remembered = _remembered(memo, path, code)
@@ -42,8 +44,6 @@ def front(path: Path, sets: list[str], store: Store) -> Front:
 
 
 def _remembered(memo: Path, path: Path, code: str) -> Front | None:
-    import json
-
     try:
         value = json.loads(memo.read_bytes())
         same = (
@@ -57,6 +57,7 @@ def _remembered(memo: Path, path: Path, code: str) -> Front | None:
         return None
     return Front(
         value["recipe"],
+        value["files"][str(path.resolve())],
         [Instance.from_json(item) for item in value["instances"]],
         value["warnings"],
         value["origins"],
@@ -72,7 +73,7 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
 
     loaded = load(path, sets)
     warnings = [str(item) for item in require(loaded)]
-    sources = {name: store.ingest(place).digest for name, place in loaded.files.items() if place.is_dir()}
+    sources = {name: store.ingest(place).digest for name, place in loaded.folders.items()}
     serve_lock = lock_text("serve")
     facts = {
         "code": code_digests(),
@@ -82,31 +83,18 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         "sources": sources,
     }
     instances = expand(loaded.data, facts)
-    files = {str(path.resolve()): sha256_file(path)}
-    files |= {str(place): sha256_file(place) for place in loaded.files.values() if place.is_file()}
-    origins = {
-        ".".join(map(str, place)): f"{path.name}:{line}" for place, (line, _) in loaded.document.values.items() if place
-    }
     value = {
         "code": code,
         "sources": sources,
-        "files": files,
+        "files": loaded.read,
         "recipe": loaded.data,
         "warnings": warnings,
-        "origins": origins,
+        "origins": loaded.origins,
         "instances": [item.as_json() for item in instances],
     }
-    try:
+    with contextlib.suppress(OSError):
         write_atomic(memo, canonical.dumps(value))
-    except OSError as error:
-        raise QdcError(
-            "store.disk",
-            f"cannot write to the store: {error.strerror}",
-            file=store.root,
-            exit_code=COULD_NOT,
-            hint="choose another place with --store or QDC_STORE",
-        ) from None
-    return Front(loaded.data, instances, warnings, origins)
+    return Front(loaded.data, loaded.document.sha256, instances, warnings, loaded.origins)
 
 
 def _package_signature() -> str:

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from qdc.core.files import sha256_file
 from qdc.manifest.record import build_record
 from qdc.run.build import Ran, artifact_json, hardware
 from qdc.run.front import Front
@@ -63,7 +62,7 @@ def build_document(
     return build_record(
         recipe_name=read.recipe["name"],
         recipe_file=str(recipe.resolve()),
-        recipe_digest=sha256_file(recipe),
+        recipe_digest=read.digest,
         recipe=read.recipe,
         origins=read.origins,
         accepted=read.recipe["accept"],
