@@ -188,3 +188,24 @@ def test_schema_file_is_what_the_models_say(root: Path) -> None:
     from qdc.recipe.model import Recipe
 
     assert (root / "schema/recipe.schema.json").read_bytes() == canonical.pretty(Recipe.model_json_schema())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: " + "[" * 3000, "too many values inside values"),
+        ("a: " + "[" * 100 + "]" * 100, "too many values inside values"),
+        ("a: " + "9" * 5000, "too large for a number"),
+        ('a: "\\ud800"', "half of a surrogate pair"),
+        ('"\\ud800": 1', "half of a surrogate pair"),
+        (
+            "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n"
+            + "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)),
+            "an alias counts as all that it stands for",
+        ),
+    ],
+    ids=["unclosed", "deep", "digits", "value", "key", "aliases"],
+)
+def test_what_no_reader_can_hold_is_refused(text: str, words: str) -> None:
+    with pytest.raises(RecipeInvalid, match=words):
+        parse_document(text.encode(), "r.yaml")

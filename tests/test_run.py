@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from qdc.cli import main
 from qdc.cli.build import _same_build
 from qdc.cli.progress import Quiet
 from qdc.core.errors import QdcError
@@ -22,7 +23,8 @@ from qdc.graph.instances import Instance
 from qdc.run import process
 from qdc.run.build import Build, Ran, artifact_json
 from qdc.run.front import Front, front
-from qdc.run.settings import Settings
+from qdc.run.references import refer
+from qdc.run.settings import Settings, settings
 from qdc.store.store import Store
 
 STAGE = """
@@ -249,3 +251,59 @@ def test_a_build_is_the_latest_one_only_if_all_its_outputs_are(tmp_path: Path) -
     assert _same_build(store, file, recipe, image, now("2")) == "b"
     assert _same_build(store, file, recipe, image, now("3")) is None
     assert _same_build(store, file, {"name": "y"}, image, now("2")) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show", "@²"], "names no image"),
+        (["validate", "{recipe}", "--set", "serve.²=1"], "unknown field `²`"),
+        (["validate", "{recipe}", "--set", "name=\udcff"], "byte 0xff is not UTF-8"),
+        (["plan", "{recipe}\udcff.yaml"], "not text"),
+    ],
+)
+def test_odd_text_is_wrong_use(
+    tmp_path: Path, recipes: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    recipe = str(recipes / "micro.yaml")
+    given = [item.replace("{recipe}", recipe) for item in arguments]
+    assert main([*given, "--store", str(tmp_path / "store")]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.out + captured.err
+
+
+@pytest.mark.parametrize("more", [["--help"], ["show"], ["show", "--json"]])
+def test_an_answer_that_cannot_be_written_is_not_a_yes(tmp_path: Path, more: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "qdc", *more], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 4 and "No space left" in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "qdc", *more], cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (4, "")
+
+
+def test_a_build_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.add_build({"build": "1"})
+    (tmp_path / "builds" / "1.json").write_text("{")
+    for text in ("@1", "1"):
+        with pytest.raises(QdcError, match="cannot be read") as caught:
+            refer(text, store)
+        assert caught.value.exit_code == 4
+
+
+def test_an_interpreter_given_by_a_path_is_found_from_the_stage_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for given, found in ((".venv/bin/python", str(tmp_path / ".venv/bin/python")), ("python3", "python3")):
+        monkeypatch.setenv("QDC_TRAIN_PYTHON", given)
+        assert settings().train_python == found

@@ -10,6 +10,10 @@ import importlib
 import os
 import sys
 
+from qdc import __version__
+from qdc.cli.common import fail
+from qdc.core.errors import COULD_NOT, WRONG_USE, QdcError
+
 VERBS = {
     "validate": "check a recipe without running anything",
     "plan": "say what a build would run, and why",
@@ -27,23 +31,10 @@ VERBS = {
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
-    if not given or given[0] in ("-h", "--help", "help"):
-        print(_usage())
-        return 0 if given else 2
-    if given[0] == "--version":
-        from qdc import __version__
-
-        print(f"qdc {__version__}")
-        return 0
-    from qdc.cli.common import fail
-    from qdc.core.errors import QdcError
-
-    verb = given[0]
     try:
-        if verb not in VERBS:
-            raise QdcError("cli.verb", f"there is no verb `{verb}`", hint=f"verbs: {', '.join(VERBS)}")
-        module = importlib.import_module(f"qdc.cli.{verb}")
-        return int(module.main(given[1:]))
+        code = _run(given)
+        sys.stdout.flush()
+        return code
     except QdcError as error:
         return fail(error, "--json" in given)
     except KeyboardInterrupt:
@@ -52,17 +43,41 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return fail(stopped, "--json" in given)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        _give_up_unwritten()
+        return COULD_NOT
+    except UnicodeError as error:
+        text = QdcError("cli.text", f"an argument or a file name is not text: {error}", hint="use names in UTF-8")
+        return fail(text, "--json" in given)
     except OSError as error:
         wrapped = QdcError(
             "disk",
             f"{error.strerror or error}",
             file=error.filename,
-            exit_code=4,
+            exit_code=COULD_NOT,
             hint="what was finished is kept; free the cause and run the same command again",
         )
+        _give_up_unwritten()
         return fail(wrapped, "--json" in given)
+
+
+def _run(given: list[str]) -> int:
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if given else WRONG_USE
+    if given[0] == "--version":
+        print(f"qdc {__version__}")
+        return 0
+    if given[0] not in VERBS:
+        raise QdcError("cli.verb", f"there is no verb `{given[0]}`", hint=f"verbs: {', '.join(VERBS)}")
+    return int(importlib.import_module(f"qdc.cli.{given[0]}").main(given[1:]))
+
+
+def _give_up_unwritten() -> None:
+    """Where stdout takes no more, let what is left of the answer go, so that the end is not a second failure."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage() -> str:

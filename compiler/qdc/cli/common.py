@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -67,9 +68,10 @@ def note(text: str) -> None:
 
 
 def fail(error: QdcError, as_json: bool) -> int:
-    """Print a failure; returns its exit code."""
+    """Print a failure; returns its exit code, whether or not stdout takes the answer."""
     if as_json:
-        answer({"error": error.as_json()})
+        with contextlib.suppress(OSError):
+            answer({"error": error.as_json()})
     text = str(error)
     note(text if text.startswith("error") or ": error[" in text else f"error: {text}")
     return error.exit_code

@@ -119,9 +119,9 @@ def _assign(document: Document, assignment: str) -> Path_:
     name, mark, text = assignment.partition("=")
     if not mark or not name:
         raise QdcError("set.form", f"`--set {assignment}` has no `=`", hint="write --set serve.k=5")
-    value = parse_document(f"value: {text}\n".encode(), f"--set {name}").data["value"]
+    value = parse_document(f"value: {text}\n".encode(errors="surrogateescape"), f"--set {name}").data["value"]
     node = document.data
-    parts: list[str | int] = [int(part) if part.isdigit() else part for part in name.split(".")]
+    parts: list[str | int] = [int(part) if part.isdecimal() else part for part in name.split(".")]
     for part in parts[:-1]:
         try:
             node = node[part]

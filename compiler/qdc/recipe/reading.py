@@ -20,6 +20,9 @@ from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
 Path_ = tuple[str | int, ...]
 Place = tuple[int, int]
 LIMIT_BYTES = 1 << 20
+LIMIT_DEPTH = 64
+LIMIT_VALUES = 100_000
+LIMIT_DIGITS = 4000
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+\Z")
@@ -28,6 +31,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _NULLS = {"", "~", "null", "Null", "NULL"}
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _AMBIGUOUS = {"yes", "no", "on", "off", "y", "n"}
+HALF = "an escape gives half of a surrogate pair, which is no text"
 
 
 @dataclass
@@ -98,6 +102,8 @@ def parse_document(raw: bytes, name: str) -> Document:
         raise fail(f"not YAML: {error.problem or error.context}", line, column) from None
     except yaml.YAMLError as error:
         raise fail(f"not YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise fail("too many values inside values") from None
     if len(nodes) != 1 or nodes[0] is None:
         where = nodes[1].start_mark if len(nodes) > 1 and nodes[1] else None
         what = "a second document" if len(nodes) > 1 else "the file is empty"
@@ -120,15 +126,24 @@ class _Reader:
         self.keys: dict[Path_, Place] = {}
         self.values: dict[Path_, Place] = {}
         self.faults: list[Diagnostic] = []
+        self.full = False
 
     def fault(self, node: yaml.Node, message: str, hint: str | None = None) -> None:
         mark = node.start_mark
         self.faults.append(Diagnostic("yaml", "error", message, self.name, mark.line + 1, mark.column + 1, hint))
 
     def value(self, node: yaml.Node, path: Path_, parents: tuple[int, ...]) -> Any:
+        if len(self.values) >= LIMIT_VALUES:
+            if not self.full:
+                self.full = True
+                self.fault(node, f"more than {LIMIT_VALUES} values; an alias counts as all that it stands for")
+            return None
         self.values[path] = (node.start_mark.line + 1, node.start_mark.column + 1)
         if id(node) in parents:
             self.fault(node, "the value contains itself")
+            return None
+        if len(parents) > LIMIT_DEPTH:
+            self.fault(node, "too many values inside values")
             return None
         inside = (*parents, id(node))
         if isinstance(node, yaml.MappingNode):
@@ -145,6 +160,9 @@ class _Reader:
             if key is None:
                 self.fault(key_node, "a key must be a plain word")
                 continue
+            if not _is_text(key):
+                self.fault(key_node, HALF)
+                continue
             if key == "<<":
                 self.fault(key_node, "a merge key (`<<`)", "write the fields out")
                 continue
@@ -159,6 +177,9 @@ class _Reader:
 
     def scalar(self, node: yaml.ScalarNode) -> Any:
         text: str = node.value
+        if not _is_text(text):
+            self.fault(node, HALF)
+            return ""
         if node.tag.startswith("!") or (node.style is not None):
             return text
         if text in _NULLS:
@@ -175,7 +196,7 @@ class _Reader:
         if _LEADING_ZERO.match(text):
             self.fault(node, f"`{text}` has a leading zero", "drop the zero, or quote it if it is text")
             return text
-        if _INT.match(text):
+        if _INT.match(text) and len(text) <= LIMIT_DIGITS:
             return int(text)
         if _HEX.match(text):
             return int(text, 16)
@@ -185,3 +206,8 @@ class _Reader:
                 self.fault(node, f"`{text}` is too large for a number")
             return number
         return text
+
+
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 can hold it: an escape in YAML can name half of a surrogate pair."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)

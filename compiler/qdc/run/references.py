@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qdc.core.errors import QdcError
+from qdc.core.errors import COULD_NOT, QdcError
 from qdc.store.store import Store
 
 PLACES = ("oci", "archive", "docker")
@@ -30,7 +30,7 @@ def refer(text: str, store: Store) -> Reference:
     if mark and place in PLACES and name:
         return Reference(place, name)
     ids = store.builds()
-    if text.startswith("@") and text[1:].isdigit():
+    if text.startswith("@") and text[1:].isdecimal():
         number = int(text[1:])
         if not 1 <= number <= len(ids):
             raise QdcError(
@@ -38,9 +38,9 @@ def refer(text: str, store: Store) -> Reference:
                 f"`{text}`: the store {store.root} has {len(ids)} builds",
                 hint="`qdc show` lists them" if ids else "`qdc build RECIPE` makes one",
             )
-        return Reference(None, text, store.build(ids[-number]))
+        return Reference(None, text, _record(store, ids[-number]))
     if text in ids:
-        return Reference(None, text, store.build(text))
+        return Reference(None, text, _record(store, text))
     if text.endswith((".yaml", ".yml")):
         wanted = str(Path(text).resolve())
         for id in reversed(ids):
@@ -55,3 +55,16 @@ def refer(text: str, store: Store) -> Reference:
         f"`{text}` names no image and no build",
         hint="give oci:DIR, archive:FILE, docker:NAME, a build id, @1, or a recipe path",
     )
+
+
+def _record(store: Store, id: str) -> dict[str, Any]:
+    build = store.build(id)
+    if build is None:
+        raise QdcError(
+            "build.damaged",
+            f"the record of build {id} cannot be read",
+            file=store.root / "builds" / f"{id}.json",
+            exit_code=COULD_NOT,
+            hint="remove the file and run `qdc build RECIPE` again: it writes a new one",
+        )
+    return build

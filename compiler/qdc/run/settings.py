@@ -17,14 +17,15 @@ from qdc.core.errors import QdcError
 
 @dataclass(frozen=True)
 class Settings:
-    """`train_python`: interpreter with the train environment; `threads`: CPU threads of a compute stage."""
+    """`train_python`: interpreter with the train environment (absolute, or a name for PATH to find); `threads`: CPU
+    threads of a compute stage."""
 
     train_python: str
     threads: int
 
 
 def config_file() -> Path:
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(base) / "qdc" / "config.yaml"
 
 
@@ -47,7 +48,8 @@ def settings() -> Settings:
             f"threads must be at least 1, not {count}",
             hint=f"correct QDC_THREADS or {config_file()}",
         )
-    return Settings(str(python), count)
+    python = os.path.expanduser(str(python))
+    return Settings(os.path.abspath(python) if os.sep in python else python, count)
 
 
 def _from_file(path: Path) -> dict[str, Any]:
