@@ -98,8 +98,7 @@ def model_from(config: dict[str, Any], weights: dict[str, torch.Tensor], dtype: 
 
     Raises QdcError on missing or unknown tensor names. `lm_head.weight` may be absent when tied.
     """
-    with torch.device("meta"):
-        model = Qwen(config)
+    model = Qwen(config)
     values = {name: tensor.to(dtype, copy=True) for name, tensor in weights.items()}
     missing, unknown = model.load_state_dict(values, strict=False, assign=True)
     tied = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()

@@ -61,8 +61,29 @@ class GatedNorm(nn.Module):  # type: ignore[misc]
         return ((self.weight * wide.to(x.dtype)) * F.silu(gate.float())).to(x.dtype)
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=False)
+class Linear(nn.Linear):  # type: ignore[misc]
+    """Whose weights start as whatever memory holds: they are always drawn or loaded by the caller."""
+
+    def reset_parameters(self) -> None:
+        """Nothing."""
+
+
+class Conv1d(nn.Conv1d):  # type: ignore[misc]
+    """Likewise."""
+
+    def reset_parameters(self) -> None:
+        """Nothing."""
+
+
+class Embedding(nn.Embedding):  # type: ignore[misc]
+    """Likewise."""
+
+    def reset_parameters(self) -> None:
+        """Nothing."""
+
+
+def _linear(inputs: int, outputs: int) -> Linear:
+    return Linear(inputs, outputs, bias=False)
 
 
 class GatedDeltaNet(nn.Module):  # type: ignore[misc]
@@ -77,7 +98,7 @@ class GatedDeltaNet(nn.Module):  # type: ignore[misc]
         channels = 2 * keys + values
         self.sizes = [keys, keys, values]
         width = config["linear_conv_kernel_dim"]
-        self.conv1d = nn.Conv1d(channels, channels, width, groups=channels, padding=width - 1, bias=False)
+        self.conv1d = Conv1d(channels, channels, width, groups=channels, padding=width - 1, bias=False)
         self.dt_bias = nn.Parameter(torch.ones(self.value_heads))
         self.A_log = nn.Parameter(torch.empty(self.value_heads).uniform_(0.01, 16).log())
         self.norm = GatedNorm(self.value_dim, config["rms_norm_eps"])
@@ -207,7 +228,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config["vocab_size"], config["hidden_size"])
+        self.embed_tokens = Embedding(config["vocab_size"], config["hidden_size"])
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config["num_hidden_layers"]))
         self.norm = Norm(config["hidden_size"], config["rms_norm_eps"])
 
