@@ -159,7 +159,7 @@ def test_models_give_the_stock_logits(stock_model: Any, padding: str) -> None:
         ours = qwen.forward(model, ids, None if padding == "none" else mask)
         theirs = stock_model(input_ids=ids, attention_mask=mask, position_ids=place, use_cache=False).logits
     shown = mask.bool()
-    assert torch.allclose(ours[shown], theirs[shown], atol=2e-5) and not torch.equal(ours[0], ours[1])
+    assert torch.allclose(ours[shown], theirs[shown], atol=2e-4) and not torch.equal(ours[0], ours[1])
 
 
 def test_models_have_the_stock_names_and_gradients(stock_model: Any) -> None:
