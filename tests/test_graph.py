@@ -184,9 +184,12 @@ class TestCodeDigest:
 
     def test_comments_docstrings_and_formatting_are_outside(self, package: Path) -> None:
         path = package / "methods/grid.py"
-        before = code_digests(package)
         text = path.read_text()
-        path.write_text("# a comment\n" + text.replace('"""', '"""Other words. ', 1) + "\n\n\n")
+        more = 'EXPLAINED = 1\n"""Of what it is."""\n'
+        path.write_text(text + more)
+        before = code_digests(package)
+        more = more.replace("is", "was")
+        path.write_text("# a comment\n" + (text + more).replace('"""', '"""Other words. ', 1) + "\n\n\n")
         assert code_digests(package) == before
 
     def test_a_helper_reaches_exactly_its_users(self, package: Path) -> None:
@@ -209,3 +212,29 @@ class TestCodeDigest:
         path.write_text(path.read_text() + "# a comment\n")
         changed = {kind for kind, digest in code_digests(package).items() if digest != before[kind]}
         assert changed == {"image"}
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "from qdc.methods import extra",
+            "from qdc.methods.extra import VALUE",
+            "import qdc.methods.extra",
+            "import qdc.methods.extra as other",
+            "from ..methods import extra",
+            "from ..methods.extra import VALUE",
+            "def late():\n    from qdc.methods import extra",
+        ],
+    )
+    def test_every_form_of_import_is_followed(self, package: Path, text: str) -> None:
+        extra, stage = package / "methods/extra.py", package / "stages/prompts.py"
+        extra.write_text("VALUE = 1\n")
+        stage.write_text(f"{stage.read_text()}\n{text}\n")
+        before = code_digests(package)
+        extra.write_text("VALUE = 2\n")
+        assert {kind for kind, digest in code_digests(package).items() if digest != before[kind]} == {"prompts"}
+
+    def test_a_package_that_runs_code_counts_with_its_modules(self, package: Path) -> None:
+        before = code_digests(package)
+        (package / "methods/__init__.py").write_text("EXTRA = 1\n")
+        after = code_digests(package)
+        assert before["prompts"] != after["prompts"] and before["layer"] == after["layer"]

@@ -1,7 +1,7 @@
 """Canonical JSON: one value, one byte string, so that digests of data mean something.
 
 Sorted keys, no white space, UTF-8, no NaN or infinity; floats by Python's shortest round-trip repr.
-Changing anything here changes every key and every image: bump `graph.keys.SCHEME` with it.
+Changing anything here changes every key and every image: bump `graph.instances.SCHEME` with it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from qdc.core.resources import resource
 from qdc.graph.table import KINDS, Kind
 
 PACKAGE = Path(__file__).resolve().parent.parent
-OUTSIDE = ("qdc.core", "qdc.stages.worker", "qdc.run", "qdc.cli")
+OUTSIDE = ("qdc", "core")
 
 
 def code_digests(package: Path = PACKAGE) -> dict[str, str]:
@@ -57,16 +57,18 @@ def _parse(path: Path, package: Path) -> tuple[str, list[Path]]:
     tree = ast.parse(path.read_bytes(), str(path))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            body = node.body
-            if (
-                body
-                and isinstance(body[0], ast.Expr)
-                and isinstance(body[0].value, ast.Constant)
-                and isinstance(body[0].value.value, str)
-            ):
-                node.body = body[1:]
+            node.body = [statement for statement in node.body if not _is_docstring(statement)]
     meaning = hashlib.sha256(canonical.dumps(_plain(tree))).hexdigest()
-    return meaning, sorted(_imports(tree, package))
+    return meaning, sorted(_imports(tree, path, package))
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    """A string that stands alone: below a definition, or below the attribute or constant that it explains."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
 
 
 def _plain(node: Any) -> Any:
@@ -85,19 +87,23 @@ def _plain(node: Any) -> Any:
     return [type(node).__name__, repr(node)]
 
 
-def _imports(tree: ast.AST, package: Path) -> set[Path]:
+def _imports(tree: ast.AST, path: Path, package: Path) -> set[Path]:
+    """Files of this package that run when the module at `path` is imported: with each module, its packages."""
+    here = ["qdc", *path.relative_to(package).with_suffix("").parts]
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names.add(node.module)
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    files = set()
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: -node.level] if node.level else []
+            module = ".".join([*base, node.module] if node.module else base)
+            names.update(f"{module}.{alias.name}" for alias in node.names)
+    files: set[Path] = set()
     for name in names:
-        if name.startswith("qdc.") and not name.startswith(OUTSIDE):
-            stem = package.joinpath(*name.split(".")[1:])
-            for path in (stem.with_suffix(".py"), stem / "__init__.py"):
-                if path.is_file() and path.stat().st_size:
-                    files.add(path)
+        parts = tuple(name.split("."))
+        if parts[0] == "qdc" and parts[:2] != OUTSIDE:
+            for length in range(2, len(parts) + 1):
+                stem = package.joinpath(*parts[1:length])
+                found = (stem.parent / f"{stem.name}.py", stem / "__init__.py")
+                files.update(file for file in found if file.is_file() and file.stat().st_size)
     return files

@@ -22,7 +22,6 @@ class Kind:
     packages: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     lane: Literal["compute", "io"] = "compute"
-    measures: bool = False
 
 
 _TEXT = ("tokenizers", "jinja2")
@@ -41,8 +40,8 @@ KINDS: dict[str, Kind] = {
     "draft-train": Kind("draft_train", "train", "seeded", _MODEL),
     "calibrate": Kind("calibrate", "train", "exact", _TEXT),
     "draft-quantize": Kind("draft_quantize", "train", "seeded", _PACK),
-    "evaluate-target": Kind("evaluate_target", "train", "seeded", _MODEL, measures=True),
-    "evaluate-drafter": Kind("evaluate_drafter", "train", "seeded", _MODEL, measures=True),
+    "evaluate-target": Kind("evaluate_target", "train", "seeded", _MODEL),
+    "evaluate-drafter": Kind("evaluate_drafter", "train", "seeded", _MODEL),
     "layer": Kind("layer", "core", "exact", lane="io"),
     "base-image": Kind("base_image", "core", "sampled", lane="io"),
     "runtime": Kind("runtime", "core", "exact", lane="io"),
