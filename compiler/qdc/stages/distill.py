@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -41,10 +42,9 @@ def run(context: Context) -> None:
     )
 
 
-def _check(settings: dict[str, object]) -> None:
-    schedule, loss, checkpoints = settings["schedule"], settings["loss"], settings["checkpoints"]
-    assert isinstance(schedule, dict) and isinstance(loss, dict) and isinstance(checkpoints, dict)
-    if int(schedule["steps"]) < 1 or int(checkpoints["every"]) < 1:
+def _check(settings: dict[str, Any]) -> None:
+    if int(settings["schedule"]["steps"]) < 1 or int(settings["checkpoints"]["every"]) < 1:
         raise QdcError("stage.distill.steps", "a training of no steps", exit_code=COULD_NOT)
-    if loss["kind"] != "forward-kl":
-        raise QdcError("stage.distill.loss", f"no loss of kind {loss['kind']}", exit_code=COULD_NOT)
+    kind = settings["loss"]["kind"]
+    if kind != "forward-kl":
+        raise QdcError("stage.distill.loss", f"no loss of kind {kind}", exit_code=COULD_NOT)
