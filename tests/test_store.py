@@ -250,3 +250,53 @@ def test_a_moved_store_is_the_same_store(tmp_path: Path) -> None:
     shutil.move(tmp_path / "one", tmp_path / "two")
     found = Store(tmp_path / "two").record("k" * 64)
     assert found is not None and found["output"] == made["output"]
+
+
+@pytest.mark.parametrize("link", ["file", "folder", "nothing"])
+def test_a_link_in_what_is_published_is_refused(tmp_path: Path, link: str) -> None:
+    """Adopting a link would make an object of the link: it ends with the staging folder."""
+    work = fill(tmp_path / "w", {"b": b"data", "d/e": b"more"})
+    (work / "a").symlink_to({"file": "b", "folder": "d", "nothing": "z"}[link])
+    with pytest.raises(QdcError, match="a link"):
+        Store(tmp_path / "store").publish(work)
+
+
+def test_links_to_files_are_ingested_and_nothing_is_passed_over(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    folder = fill(tmp_path / "in", {"b": b"data", "d/e": b"more"})
+    (folder / "a").symlink_to("b")
+    tree = store.ingest(folder)
+    assert contents_of(store, tree.digest) == {"a": b"data", "b": b"data", "d/e": b"more"}
+    (folder / "c").symlink_to("d")
+    with pytest.raises(QdcError, match="a link, but not to a file"):
+        store.ingest(folder)
+
+
+def test_staging_of_a_live_process_stays_whatever_its_process_id(tmp_path: Path) -> None:
+    """Another container has its own process IDs: only the lock tells."""
+    one, two = Store(tmp_path), Store(tmp_path)
+    with one.staging() as work:
+        moved = work.with_name("999999999-live")
+        work.rename(moved)
+        with one.lock(moved.name), two.staging():
+            assert moved.exists()
+        with two.staging():
+            assert not moved.exists()
+    assert list((tmp_path / "staging").iterdir()) == []
+    assert [path.name for path in (tmp_path / "locks").iterdir()] == ["staging"]
+
+
+def test_a_full_disk_is_one_clear_error_for_records_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "store")
+    tree = store.publish(fill(tmp_path / "w", {"x": b"1"}))
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "x")
+
+    monkeypatch.setattr("qdc.core.files.os.replace", full)
+    for write in (
+        lambda: store.add_record("k" * 64, {"instance": "x", "output": tree.digest}),
+        lambda: store.add_build({"build": "1"}),
+    ):
+        with pytest.raises(QdcError, match="disk is full"):
+            write()

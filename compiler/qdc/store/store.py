@@ -32,8 +32,23 @@ from qdc.store.memo import StatMemo
 from qdc.store.trees import Entry, Tree, list_files
 
 
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
+        raise QdcError(
+            "store.disk",
+            f"cannot write to the store: {reason}",
+            file=error.filename,
+            exit_code=COULD_NOT,
+            hint="free space or choose another place with --store; what was finished is kept",
+        ) from error
+
+
 class Store:
-    """A store at `root` (made on first write). All methods raise QdcError with exit code 4 on disk trouble."""
+    """A store at `root` (made on first write). What it cannot write is a QdcError with exit code 4."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -81,7 +96,7 @@ class Store:
     def ingest(self, folder: Path) -> Tree:
         """Copy a folder of the user's into the store; files known by stat are not read again."""
         entries = []
-        for path in list_files(folder):
+        for path in list_files(folder, links=True):
             sha256 = self.memo.digest(path)
             if not self.object_path(sha256).is_file():
                 with self.staging() as work:
@@ -114,6 +129,7 @@ class Store:
             self._write_tree(tree)
         return tree
 
+    @_disk_errors()
     def _adopt(self, path: Path, sha256: str) -> None:
         """Make the file at `path` the object `sha256`."""
         final = self.object_path(sha256)
@@ -126,6 +142,7 @@ class Store:
         os.replace(path, final)
         fsync_folder(final.parent)
 
+    @_disk_errors()
     def _write_tree(self, tree: Tree) -> None:
         if self.tree(tree.digest) is None:
             write_atomic(self.root / "trees" / f"{tree.digest}.json", canonical.dumps(tree.as_json()))
@@ -197,6 +214,7 @@ class Store:
                     return value
         return None
 
+    @_disk_errors()
     def add_record(self, key: str, value: dict[str, Any]) -> dict[str, Any]:
         """Keep `value` as the next record under `key`, unless one with the same output is there."""
         folder = self.root / "records" / key
@@ -206,7 +224,7 @@ class Store:
             old = _read_json(path)
             if old is not None and old.get("key") == key and old.get("output") == value["output"]:
                 return old
-            numbers.append(int(path.stem))
+            numbers.append(int(path.stem) if path.stem.isdecimal() else 0)
         number = max(numbers, default=0) + 1
         value = {**value, "key": key, "n": number}
         write_atomic(folder / f"{number}.json", canonical.pretty(value))
@@ -214,16 +232,14 @@ class Store:
         return value
 
     def latest(self, instance: str) -> dict[str, Any] | None:
-        """The record made last for a stage instance of any recipe, to explain what changed since."""
-        pointer = _read_json(self.root / "memo" / "latest" / f"{_safe(instance)}.json")
-        if pointer is None:
-            return None
-        for path in sorted((self.root / "records" / pointer["key"]).glob("*.json")):
-            return _read_json(path)
-        return None
+        """A record under the key made last for a stage instance of any recipe, to explain what changed since."""
+        pointer = _read_json(self.root / "memo" / "latest" / f"{_safe(instance)}.json") or {}
+        paths = sorted((self.root / "records" / str(pointer.get("key"))).glob("*.json"))
+        return next((value for path in paths if (value := _read_json(path)) is not None), None)
 
     # Builds
 
+    @_disk_errors()
     def add_build(self, build: dict[str, Any]) -> None:
         write_atomic(self.root / "builds" / f"{build['build']}.json", canonical.pretty(build))
 
@@ -240,21 +256,30 @@ class Store:
     def staging(self) -> Iterator[Path]:
         """A fresh folder on the store's disk; gone at the end, and swept later if the process dies."""
         base = self.root / "staging"
-        with _disk_errors():
-            base.mkdir(parents=True, exist_ok=True)
-            self._sweep(base)
-            work = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
-        try:
-            yield work
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+        with contextlib.ExitStack() as held:
+            with self.lock("staging"), _disk_errors():
+                base.mkdir(parents=True, exist_ok=True)
+                self._sweep(base)
+                work = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
+                held.enter_context(self.lock(work.name))
+            try:
+                yield work
+            finally:
+                self._remove(work)
 
     def _sweep(self, base: Path) -> None:
-        """Remove the staging folders of processes that are gone."""
+        """Remove the staging folders that nobody holds any more. (A process ID would not tell: another container
+        that shares the store has its own.)"""
         for path in base.iterdir():
-            owner = path.name.split("-")[0]
-            if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-                shutil.rmtree(path, ignore_errors=True)
+            with self.lock(path.name, wait=False) as lock:
+                if lock is not None:
+                    self._remove(path)
+
+    def _remove(self, work: Path) -> None:
+        """Remove a staging folder and its lock, whose name no other folder will have."""
+        shutil.rmtree(work, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            (self.root / "locks" / work.name).unlink()
 
     def partial(self, key: str) -> Path:
         """Where a stage keeps unfinished work for this key alone."""
@@ -292,21 +317,6 @@ class Store:
             yield held
         finally:
             os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _disk_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
-        raise QdcError(
-            "store.disk",
-            f"cannot write to the store: {reason}",
-            file=error.filename,
-            exit_code=COULD_NOT,
-            hint="free space or choose another place with --store; what was finished is kept",
-        ) from error
 
 
 def _mode(path: Path) -> int:

@@ -5,6 +5,7 @@ A tree's digest names the folder's content and nothing else (no owner, time or p
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,23 @@ class Tree:
         return next((entry for entry in self.entries if entry.path == path), None)
 
 
-def list_files(folder: Path) -> list[Path]:
-    """Every regular file below `folder`, sorted by its path; QdcError for anything else (links, devices)."""
+def list_files(folder: Path, *, links: bool = False) -> list[Path]:
+    """Every file below `folder`, sorted by its path; with `links`, a link to a file counts as that file.
+
+    Raises QdcError for anything else (other links, devices) and OSError for a folder that cannot be read: nothing
+    below `folder` is passed over.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
     found = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() and not path.exists():
-            raise QdcError("store.link", f"a link to nothing: {path}", exit_code=COULD_NOT)
-        if path.is_file():
-            found.append(path)
-        elif not path.is_dir():
-            raise QdcError("store.special", f"neither file nor folder: {path}", exit_code=COULD_NOT)
+    for place, folders, names in os.walk(folder, onerror=fail):
+        for path in (Path(place) / name for name in (*folders, *names)):
+            if path.is_symlink() and not (links and path.is_file()):
+                raise QdcError("store.link", f"a link, but not to a file: {path}", exit_code=COULD_NOT)
+            if path.is_file():
+                found.append(path)
+            elif not path.is_dir():
+                raise QdcError("store.special", f"neither file nor folder: {path}", exit_code=COULD_NOT)
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
