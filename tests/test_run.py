@@ -23,6 +23,7 @@ from qdc.graph.instances import Instance
 from qdc.run import process
 from qdc.run.build import Build, Ran, artifact_json
 from qdc.run.front import Front, front
+from qdc.run.records import add_measurements
 from qdc.run.references import refer
 from qdc.run.settings import Settings, settings
 from qdc.store.store import Store
@@ -36,6 +37,7 @@ with open(job["params"]["trace"], "a") as trace:
     trace.write(job["params"]["name"] + "\\n")
 exec(job["params"]["code"])
 """
+REAL_START = process.start
 WRITE = "(output / 'x').write_text(job['params']['name'])"
 
 
@@ -307,3 +309,71 @@ def test_an_interpreter_given_by_a_path_is_found_from_the_stage_folder(
     for given, found in ((".venv/bin/python", str(tmp_path / ".venv/bin/python")), ("python3", "python3")):
         monkeypatch.setenv("QDC_TRAIN_PYTHON", given)
         assert settings().train_python == found
+
+
+def worker_says(tmp_path: Path, code: str, python: str = sys.executable) -> process.Worker:
+    """A real worker whose stage is the module `probe` with this code, ended."""
+    job = {
+        "module": "probe",
+        "params": {},
+        "inputs": {},
+        "digests": {},
+        "output": str(tmp_path),
+        "partial": str(tmp_path),
+        "threads": 1,
+        "packages": {},
+    }
+    (tmp_path / "probe.py").write_text(code)
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import qdc.stages; qdc.stages.__path__.append({str(tmp_path)!r})\n", encoding="utf-8"
+    )
+    worker = REAL_START("probe", python, job, tmp_path, tmp_path / "log", lambda *said: None)
+    assert process.wait_any([worker], 30) is worker
+    return worker
+
+
+def test_locale_umask_and_time_zone_of_the_user_do_not_reach_a_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "SOURCE_ROOT", f"{process.SOURCE_ROOT}{os.pathsep}{tmp_path}")
+    monkeypatch.setenv("LC_ALL", "de_DE.ISO-8859-1")
+    monkeypatch.setenv("TZ", "Pacific/Kiritimati")
+    before = os.umask(0o077)
+    try:
+        worker = worker_says(
+            tmp_path,
+            "import os, time\n"
+            "def run(context):\n"
+            "    (context.output / 'made').write_text('ü' + time.strftime('%z', time.localtime(0)))\n",
+        )
+    finally:
+        os.umask(before)
+    assert worker.process.returncode == 0, (tmp_path / "log").read_text()
+    assert (tmp_path / "made").read_bytes() == "ü+0000".encode()
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o644
+
+
+def test_an_interpreter_behind_another_program_is_refused_in_words(tmp_path: Path) -> None:
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\n"{sys.executable}" "$@"\nexit $?\n')
+    wrapper.chmod(0o755)
+    worker = worker_says(tmp_path, "def run(context): pass\n", str(wrapper))
+    error = worker.failure(worker.process.returncode)
+    assert error.id == "environment.python" and "started by another program" in error.message
+
+
+def test_a_stage_that_leaves_only_folders_left_nothing(tmp_path: Path, made: Scripts) -> None:
+    with pytest.raises(QdcError, match="left no output"):
+        build(tmp_path / "store", made.instance("one", "(output / 'empty').mkdir()"))
+
+
+def test_a_gate_adds_to_the_record_as_it_is_now(tmp_path: Path) -> None:
+    """Gates take minutes: what another one added meanwhile stays."""
+    store = Store(tmp_path)
+    row = {"what": "w", "subject": "s", "metric": "m"}
+    store.add_build({"build": "1", "measurements": [{**row, "value": 0}]})
+    add_measurements(store, "1", [{**row, "subject": "t"}])
+    add_measurements(store, "1", [{**row, "value": 1}])
+    found = store.build("1")
+    assert found is not None
+    assert found["measurements"] == [{**row, "subject": "t"}, {**row, "value": 1}]

@@ -5,6 +5,7 @@ Exit 0 when nothing is refuted, 1 when something is, 3 when something could not 
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from qdc.cli.common import answer, open_store, parser
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> int:
         from qdc.image.export import export_archive
 
         id, archive = reference.build["build"], "/tmp/qdc-image.tar"
-        prints = f"qdc export {id} archive:{archive} --store {store.root} >/dev/null && cat {archive}"
+        prints = f"qdc export {id} archive:{archive} --store {shlex.quote(str(store.root))} >/dev/null && cat {archive}"
         with store.staging() as work:
             store.link_out(reference.build["image"]["artifact"], work / "image")
             export_archive(work / "image", store.resolve, work / "image.tar")

@@ -96,7 +96,7 @@ def _gate(image: str, record: dict[str, Any] | None, store: Store, shown: Quiet,
     if record is not None and report["rows"]:
         from qdc.run.records import add_measurements
 
-        add_measurements(store, record, [{**row, "image": record["image"]["id"]} for row in report["rows"]])
+        add_measurements(store, record["build"], [{**row, "image": record["image"]["id"]} for row in report["rows"]])
     return report
 
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -150,7 +151,7 @@ class Build:
                 "threads": self.settings.threads,
                 "packages": instance.packages,
             }
-            python = self.settings.train_python if instance.environment == "train" else process.core_python()
+            python = self.settings.train_python if instance.environment == "train" else sys.executable
             self.listener.started(instance.name)
             log, report = self.store.log_path(key), self._report(instance)
             worker = process.start(instance.name, python, job, work, log, report, keep=(lock,))
@@ -168,7 +169,7 @@ class Build:
         with item.resources:
             if worker.process.returncode != 0:
                 raise worker.failure(worker.process.returncode)
-            if not any(item.output.iterdir()):
+            if not any(path.is_file() for path in item.output.rglob("*")):
                 raise QdcError(
                     "stage.empty", f"stage {worker.name} left no output", file=worker.log, exit_code=COULD_NOT
                 )

@@ -8,10 +8,9 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,7 +33,6 @@ class Worker:
     error: dict[str, Any] | None = None
     buffer: bytes = b""
     seconds: float = 0.0
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def read(self) -> bool:
         """Take in what the worker has said; False at the end of its report."""
@@ -55,7 +53,7 @@ class Worker:
         if said:
             message = said["message"]
         elif code < 0:
-            message = f"the stage was ended by signal {-code} ({signal.Signals(-code).name})"
+            message = f"the stage was ended by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
             if -code == signal.SIGKILL:
                 message += "; the machine may be out of memory"
         else:
@@ -74,6 +72,8 @@ def start(
 ) -> Worker:
     """Start `python -m qdc.run.worker` on `job` in its own session; `work` is its folder for the job file.
 
+    The user's locale, time zone and umask do not reach it: they must not reach what it makes.
+
     `keep`: open files that stay open until the worker ends too, such as the lock on its key.
     """
     reading, writing = os.pipe()
@@ -84,6 +84,9 @@ def start(
     environment |= {
         "PYTHONPATH": str(SOURCE_ROOT),
         "PYTHONHASHSEED": "0",
+        "PYTHONUTF8": "1",
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(job["threads"]),
@@ -99,6 +102,7 @@ def start(
                 pass_fds=[writing, *keep],
                 env=environment,
                 cwd=work,
+                umask=0o022,
                 start_new_session=True,
             )
     except OSError as error:
@@ -156,8 +160,3 @@ def stop(workers: list[Worker], grace_s: float = 2.0) -> None:
                 os.killpg(worker.process.pid, signal.SIGKILL)
             worker.process.wait()
         worker.pipe.close()
-
-
-def core_python() -> str:
-    """The interpreter that runs stages without torch: this one."""
-    return sys.executable

@@ -94,8 +94,11 @@ def _seed(params: dict[str, Any]) -> Any:
     return None
 
 
-def add_measurements(store: Store, build: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def add_measurements(store: Store, id: str, rows: list[dict[str, Any]]) -> None:
     """Add a gate's rows to a build record; rows of an earlier gate on the same image are replaced."""
     names = {(row["what"], row["subject"], row["metric"]) for row in rows}
-    kept = [row for row in build["measurements"] if (row["what"], row["subject"], row["metric"]) not in names]
-    store.add_build({**build, "measurements": kept + rows})
+    with store.lock("builds"):
+        build = store.build(id)
+        if build is not None:
+            kept = [row for row in build["measurements"] if (row["what"], row["subject"], row["metric"]) not in names]
+            store.add_build({**build, "measurements": kept + rows})

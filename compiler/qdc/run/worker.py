@@ -6,6 +6,7 @@ descriptor named in the job; exits 0, or 4 with one JSON error line there.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -28,6 +29,9 @@ def main(arguments: list[str]) -> int:
     descriptor = int(job["report"])
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != job["parent"]:
+        message = f"{sys.executable} was started by another program between it and qdc"
+        hint = "let QDC_TRAIN_PYTHON name the interpreter itself: a stage must end with its build"
+        _say(descriptor, {"error": {"id": "environment.python", "message": message, "hint": hint}})
         return COULD_NOT
     try:
         run(job, descriptor)
@@ -82,7 +86,8 @@ def check_environment(packages: dict[str, str]) -> None:
 
 
 def _say(descriptor: int, value: dict[str, Any]) -> None:
-    os.write(descriptor, (json.dumps(value) + "\n").encode())
+    with contextlib.suppress(BrokenPipeError):
+        os.write(descriptor, (json.dumps(value) + "\n").encode())
 
 
 if __name__ == "__main__":
