@@ -377,3 +377,14 @@ def test_a_gate_adds_to_the_record_as_it_is_now(tmp_path: Path) -> None:
     found = store.build("1")
     assert found is not None
     assert found["measurements"] == [{**row, "subject": "t"}, {**row, "value": 1}]
+
+
+def test_an_interrupt_while_modules_are_imported_is_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(given: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("qdc.cli._main", interrupted)
+    assert main(["show"]) == 130
+    assert "interrupted" in capsys.readouterr().err

@@ -10,10 +10,6 @@ import importlib
 import os
 import sys
 
-from qdc import __version__
-from qdc.cli.common import fail
-from qdc.core.errors import COULD_NOT, WRONG_USE, QdcError
-
 VERBS = {
     "validate": "check a recipe without running anything",
     "plan": "say what a build would run, and why",
@@ -30,7 +26,17 @@ VERBS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _main(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+
+
+def _main(given: list[str]) -> int:
+    from qdc.cli.common import fail
+    from qdc.core.errors import COULD_NOT, QdcError
+
     try:
         code = _run(given)
         sys.stdout.flush()
@@ -61,6 +67,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
+    from qdc import __version__
+    from qdc.core.errors import WRONG_USE, QdcError
+
     if not given or given[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0 if given else WRONG_USE
