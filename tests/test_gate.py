@@ -277,7 +277,10 @@ def rows(count: int, accepted: int = 2) -> list[dict[str, Any]]:
     return [
         {
             "messages": messages,
-            "replay": {"gptq": {"accepted": 0, "drafts": 9}, "gptq, window 64": {"accepted": 6 * accepted, "drafts": 6}},
+            "replay": {
+                "gptq": {"accepted": 0, "drafts": 9},
+                "gptq, window 64": {"accepted": 6 * accepted, "drafts": 6},
+            },
         }
         for messages in texts.built_in(count)
     ]

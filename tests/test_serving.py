@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from qdc.core import canonical
 from qdc.core.errors import QdcError
 from qdc.serving import launcher, middleware, patches, render
-from qdc.serving.patches import gdn_short_verify
+from qdc.serving.patches import expand_sampling, gdn_short_verify
 
 ENGINE = {"vllm": "0.32.0", "platform": "cpu", "prefix_caching": False, "patches": ["gdn-short-verify"]}
 SERVE = {"engine": ENGINE, "k": 7, "max_model_len": 128, "max_num_seqs": 4, "dtype": "bfloat16"}
@@ -74,7 +74,8 @@ def test_serve_config_spells_out_what_the_engine_is_to_do() -> None:
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert environment["VLLM_CPU_INT4_W4A8"] == "0"
     assert environment["HF_HUB_OFFLINE"] == "1"
-    assert environment["VLLM_PLUGINS"] == "amx-permission,gdn-short-verify,torchvision-ops"
+    assert environment["TORCH_COMPILE_DISABLE"] == "1", "the image has no C++ compiler"
+    assert environment["VLLM_PLUGINS"] == "amx-permission,expand-sampling,gdn-short-verify,torchvision-ops"
 
 
 def test_serve_config_lists_weights_and_no_other_file() -> None:
@@ -209,6 +210,23 @@ def test_the_patch_refuses_a_source_that_was_not_examined(engine_module: Any) ->
     with pytest.raises(RuntimeError, match="not the examined source"):
         gdn_short_verify.apply()
     assert engine_module._spec_forward is before
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"), [([20, 0, 7], "int32"), ([0.5, 0.0, 0.75], "float32"), ([20, 0, 7], "int64")]
+)
+def test_sampling_parameters_are_repeated_for_each_token_of_their_request(values: list[float], dtype: str) -> None:
+    import torch
+
+    x = torch.tensor(values, dtype=getattr(torch, dtype))
+    found = expand_sampling.expand_batch_to_tokens(x, torch.tensor([2, 2, 5], dtype=torch.int32), 5, 0, 1)
+    assert found.dtype == x.dtype
+    assert found.tolist() == [values[0]] * 2 + [values[2]] * 3
+    assert expand_sampling.expand_batch_to_tokens(x, torch.tensor([1, 2, 3]), 3, 0, 1).tolist() == [
+        values[0],
+        1,
+        values[2],
+    ]
 
 
 # Launcher: the parts

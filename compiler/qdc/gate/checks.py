@@ -22,6 +22,7 @@ TIE_ULPS = 2
 MIN_CUT_OFF = 2
 MIN_MEASURED = 20
 TOLERANCE = 0.05
+SAMPLED = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "seed": 1, "logprobs": 2}
 CUT_OFF_ROOM = range(3, 15)  # tokens left for an answer that shall run into the context's end
 
 
@@ -79,10 +80,10 @@ class Asked:
 
 
 def check_answers(served: Served, subject: Subject) -> Check:
-    """Completions, chat and the contract's entry point each answer at least one token."""
+    """Completions (sampled, with log-probabilities), chat and the contract's entry point each answer a token."""
     message = [{"role": "user", "content": "Ann has 3 apples and gets 2 more. How many apples?"}]
     asked = {
-        "/v1/completions": {"model": subject.model, "prompt": "Ann has 3 apples", "max_tokens": 8},
+        "/v1/completions": {"model": subject.model, "prompt": "Ann has 3 apples", "max_tokens": 8, **SAMPLED},
         "/v1/chat/completions": {"model": subject.model, "messages": message, "max_tokens": 8},
         subject.invocations: {"messages": message, "max_tokens": 8, "thinking": False},
     }

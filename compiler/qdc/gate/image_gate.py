@@ -54,8 +54,8 @@ def gate(
     """The report on `image` (`archive:FILE` or `docker:NAME`): {image, checks: [{id, outcome, figure, why}]}.
 
     `record`: its build record; another image ID than the record's is a failure. `prompts`: rows with `messages` and
-    the replay's `accepted` and `drafts`, or `replay` {label: {accepted, drafts}} with one label, or one that names a window;
-    without them built-in prompts are asked and nothing is compared with a replay.
+    the replay's `accepted` and `drafts`, or `replay` {label: {accepted, drafts}} (one label, or one with a
+    window); without them built-in prompts are asked and nothing is compared with a replay.
     Raises QdcError (exit 2) only for an `image` that is neither; all else is an outcome.
     """
     run = _Run(image, record, prompts, options or Options(), report)

@@ -1,0 +1,147 @@
+"""Micro, built and then really served by vLLM on this machine, as its image would: same files, same launcher.
+
+The engine's interpreter is QDC_SERVE_PYTHON, or an environment made here from serve.lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdc.formats import oci
+from qdc.gate import checks, host, texts
+from qdc.gate.checks import Asked, Subject
+from qdc.gate.served import Served
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[1]
+LOCK = ROOT / "compiler" / "qdc" / "environments" / "serve.lock"
+READY_S = 400.0
+
+
+def silent(*_: Any) -> None:
+    pass
+
+
+def run(*words: str | Path) -> None:
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "compiler")},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that holds the packages of serve.lock."""
+    given = os.environ.get("QDC_SERVE_PYTHON")
+    if given:
+        return Path(given)
+    folder = tmp_path_factory.mktemp("serve")
+    venv.create(folder, with_pip=True)
+    made = folder / "bin" / "python"
+    install = ["-m", "pip", "install", "-q", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r"]
+    run(made, *install, LOCK)
+    return made
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of micro's image but base and packages, from its exported archive."""
+    folder = tmp_path_factory.mktemp("micro")
+    recipe, archive, root = ROOT / "recipes" / "micro.yaml", folder / "image.tar", folder / "root"
+    options = ["--store", folder / "artifacts", "--quiet"]
+    command = [sys.executable, "-m", "qdc"]
+    run(*command, "build", recipe, "--set", "image.base={scratch: true}", *options)
+    run(*command, "export", "@1", f"archive:{archive}", *options)
+    read = oci.open_image(archive)
+    for path in read.files():
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(read.read(path))
+    return root
+
+
+@dataclass
+class Pair:
+    """The image served as it is, and without its drafter; what the manifest says of it."""
+
+    served: Served
+    plain: Served
+    subject: Subject
+    manifest: bytes
+
+
+@pytest.fixture(scope="module")
+def pair(python: Path, image: Path) -> Iterator[Pair]:
+    manifest = (image / "opt/qdc/manifest.json").read_bytes()
+    with contextlib.ExitStack() as stack:
+        injected = {**os.environ, "VLLM_PORT": "tcp://10.0.0.1:80"}
+        served = stack.enter_context(host.serve(python, image))
+        plain = stack.enter_context(host.serve(python, image, ["--without-drafter"], injected))
+        for server in (served, plain):
+            server.wait_ready("/ping", READY_S, silent)
+        yield Pair(served, plain, Subject.of(json.loads(manifest)), manifest)
+
+
+@pytest.fixture(scope="module")
+def asked(pair: Pair) -> Asked:
+    return checks.ask_greedy(pair.served, pair.subject, texts.built_in(80), 40, silent)
+
+
+def test_it_answers_and_shows_its_manifest(pair: Pair) -> None:
+    assert checks.check_manifest(pair.served, pair.manifest).outcome == "pass"
+    assert checks.check_answers(pair.served, pair.subject).outcome == "pass"
+
+
+def test_the_other_says_what_was_altered_and_dropped(pair: Pair) -> None:
+    shown = pair.plain.get("/manifest").json()
+    assert shown["altered"] == ["without-drafter"] and "VLLM_PORT" in shown["dropped"]
+    assert pair.plain.counters() == {}
+
+
+def test_greedy_text_is_the_same_with_and_without_speculation(pair: Pair, asked: Asked) -> None:
+    cut_off = checks.ask_to_the_end(pair.served, pair.subject, asked)
+    assert len(cut_off.requests) >= checks.MIN_CUT_OFF
+    figure = checks.check_lossless(pair.plain, asked, cut_off, silent).figure
+    # micro is hardly trained, so its logits tie more often than the gate would allow
+    assert figure["different"] == 0 and figure["ties"] <= 0.1 * figure["prompts"], figure
+
+
+def test_every_answer_up_to_the_end_of_the_context_is_the_same(pair: Pair, asked: Asked) -> None:
+    turns = [
+        (request["body"]["messages"], checks.text(answer), sum(checks.usage(answer)))
+        for request, answer in zip(asked.requests, asked.answers, strict=True)
+    ]
+    candidates = texts.long_conversations(turns, pair.subject.max_model_len, 80)
+    counts = pair.served.ask([texts.tokenize(pair.subject.model, messages) for messages in candidates])
+    room = [pair.subject.max_model_len - answer.json()["count"] for answer in counts]
+    requests = [
+        texts.chat(pair.subject.model, messages, ignore_eos=True)
+        for messages, left in zip(candidates, room, strict=True)
+        if 3 <= left < 30
+    ]
+    assert len(requests) >= 10
+    alone = pair.served.ask(requests, concurrency=1)
+    plain = pair.plain.ask([texts.with_logits(request) for request in requests], concurrency=1)
+    found = [checks.difference(ours, theirs) for ours, theirs in zip(alone, plain, strict=True)]
+    assert all(verdict in (None, "tie") for verdict in found), found
+    assert found.count(None) >= 0.7 * len(found)
+
+
+def test_the_drafter_is_accepted(pair: Pair, asked: Asked) -> None:
+    check = checks.check_acceptance(asked, None)
+    assert check.outcome == "pass" and check.figure["served"] > 1.2, check
