@@ -130,10 +130,12 @@ def test_swapped_inputs_are_another_key() -> None:
 
 
 def test_code_and_package_versions_are_in_the_key() -> None:
-    for part, kind in (("code", "pack-target"), ("versions", "compressed-tensors")):
-        facts = {**FACTS, part: {**FACTS[part], kind: "changed"}}
-        assert "pack-target" in not_fresh(plan(instances(facts=facts), BASE.get))
-        assert "distill" not in not_fresh(plan(instances(facts=facts), BASE.get))
+    code = {**FACTS, "code": {**FACTS["code"], "pack-target": "changed"}}
+    assert "pack-target" in not_fresh(plan(instances(facts=code), BASE.get))
+    assert "distill" not in not_fresh(plan(instances(facts=code), BASE.get))
+    torch = {**FACTS, "versions": {**FACTS["versions"], "torch": "changed"}}
+    assert "base" in not_fresh(plan(instances(facts=torch), BASE.get))
+    assert not not_fresh(plan(instances(facts=torch), BASE.get)) & {"prompts:heldout", "runtime", "base-image"}
 
 
 def test_reasons_name_the_parameter_with_both_values() -> None:

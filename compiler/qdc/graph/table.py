@@ -25,8 +25,8 @@ class Kind:
 
 
 _TEXT = ("tokenizers", "jinja2")
-_MODEL = ("torch", "transformers", "tokenizers", "safetensors", "jinja2")
-_PACK = ("torch", "transformers", "compressed-tensors", "safetensors")
+_MODEL = ("torch", "tokenizers", "safetensors", "jinja2")
+_PACK = ("torch", "safetensors")
 
 KINDS: dict[str, Kind] = {
     "prompts": Kind("prompts", "train", "exact"),
