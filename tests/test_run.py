@@ -82,7 +82,7 @@ def made(tmp_path: Path) -> Scripts:
 
 def build(store: Path, *instances: Instance) -> list[str]:
     """Names of the stages that this build ran."""
-    ran = Build(Store(store), Settings(sys.executable, 1), list(instances), Quiet()).run()
+    ran = Build(Store(store), Settings(sys.executable, 1, 1), list(instances), Quiet()).run()
     return [stage.name for stage in ran if stage.ran]
 
 

@@ -14,7 +14,7 @@ Determinism = Literal["exact", "seeded", "sampled", "imported"]
 @dataclass(frozen=True)
 class Kind:
     """`packages`: locked packages whose versions matter to the output. `data`: files beside the code that matter
-    (globs below the package). `lane`: "compute" stages run one at a time, "io" stages beside them."""
+    (globs below the package). `lane`: "compute" stages run a few at a time, "io" stages beside them."""
 
     module: str
     environment: Literal["train", "core"]

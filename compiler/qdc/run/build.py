@@ -1,6 +1,6 @@
 """plan -> artifacts: runs what is stale, publishes it, and writes the build record.
 
-Stages of the "compute" lane run one at a time with all threads; "io" stages run beside them. After every
+As many stages of the "compute" lane as the user allows run at a time; "io" stages run beside them. After every
 finished stage the plan is made anew, so that an output that did not change leaves what follows fresh.
 """
 
@@ -112,14 +112,14 @@ class Build:
         self.elsewhere.clear()
 
     def _start_ready(self, wanted: list[Stage]) -> None:
-        """Start every stale stage whose lane is free; of two with the same key, one."""
+        """Start every stale stage whose lane has room; of two with the same key, one."""
         for stage in wanted:
-            lane = stage.instance.lane
-            busy = any(
-                item.stage.instance.lane == lane == "compute" or item.stage.key == stage.key
-                for item in self.running.values()
-            )
-            if stage.state == "stale" and stage.instance.name not in self.running and not busy:
+            if stage.state != "stale" or stage.instance.name in self.running:
+                continue
+            others = [item.stage for item in self.running.values()]
+            computing = sum(other.instance.lane == "compute" for other in others)
+            full = stage.instance.lane == "compute" and computing >= self.settings.jobs
+            if not full and all(other.key != stage.key for other in others):
                 self._start(stage)
 
     def _start(self, stage: Stage) -> None:

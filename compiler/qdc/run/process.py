@@ -90,7 +90,7 @@ def start(
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(job["threads"]),
-        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "10000",
     }
     try:
         with log.open("ab") as stream:

@@ -17,11 +17,15 @@ from qdc.core.errors import QdcError
 
 @dataclass(frozen=True)
 class Settings:
-    """`train_python`: interpreter with the train environment (absolute, or a name for PATH to find); `threads`: CPU
-    threads of a compute stage."""
+    """`train_python`: interpreter with the train environment (absolute, or a name for PATH to find).
+
+    `threads`: CPU threads of a compute stage; one by default, because small models gain little from more and the bits
+    of a training may depend on it. `jobs`: compute stages at a time.
+    """
 
     train_python: str
     threads: int
+    jobs: int
 
 
 def config_file() -> Path:
@@ -33,23 +37,27 @@ def settings() -> Settings:
     """The settings in force. Raises QdcError naming the file or variable that is wrong."""
     values = _from_file(config_file())
     python = os.environ.get("QDC_TRAIN_PYTHON") or values.get("train_python") or sys.executable
-    threads = os.environ.get("QDC_THREADS") or values.get("threads") or (os.cpu_count() or 1)
+    threads = _count("threads", values, 1)
+    jobs = _count("jobs", values, min(2, os.cpu_count() or 1))
+    python = os.path.expanduser(str(python))
+    return Settings(os.path.abspath(python) if os.sep in python else python, threads, jobs)
+
+
+def _count(name: str, values: dict[str, Any], default: int) -> int:
+    """A setting that is a whole number from 1 up."""
+    variable = f"QDC_{name.upper()}"
+    given = os.environ.get(variable) or values.get(name) or default
     try:
-        count = int(threads)
+        count = int(given)
     except (TypeError, ValueError):
-        raise QdcError(
-            "settings.threads",
-            f"threads must be a whole number, not `{threads}`",
-            hint=f"correct QDC_THREADS or {config_file()}",
-        ) from None
+        count = 0
     if count < 1:
         raise QdcError(
-            "settings.threads",
-            f"threads must be at least 1, not {count}",
-            hint=f"correct QDC_THREADS or {config_file()}",
+            f"settings.{name}",
+            f"{name} must be a whole number from 1 up, not `{given}`",
+            hint=f"correct {variable} or {config_file()}",
         )
-    python = os.path.expanduser(str(python))
-    return Settings(os.path.abspath(python) if os.sep in python else python, count)
+    return count
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -61,7 +69,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         value = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise QdcError("settings.file", f"cannot read the settings: {str(error).splitlines()[0]}", file=path) from None
-    known = {"train_python", "threads"}
+    known = {"train_python", "threads", "jobs"}
     if not isinstance(value, dict) or set(value) - known:
         raise QdcError("settings.file", f"settings are a mapping of {', '.join(sorted(known))}", file=path)
     return value
