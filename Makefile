@@ -9,7 +9,7 @@ DEBIAN := mmdebstrap docker.io iptables curl ca-certificates
 DEBIAN_TEST := skopeo podman runc busybox-static
 DEMO := demo
 
-.PHONY: demo setup system test test-slow check schema clean-demo
+.PHONY: demo setup system test test-slow check schema results clean-demo
 
 demo: setup system
 	bash scripts/demo $(DEMO)
@@ -45,6 +45,9 @@ check: setup
 
 schema: setup
 	$(BIN)/python scripts/schema
+
+results: setup
+	$(BIN)/python scripts/results
 
 clean-demo:
 	rm -rf $(DEMO)
