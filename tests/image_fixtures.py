@@ -139,7 +139,12 @@ def product(k: int = 7, window: int | None = 64) -> dict[str, Any]:
             "swa": {"window": window, "semantics": "symmetric-per-query", "apply": "always"} if window else None,
         },
         "serve": {
-            "engine": {"vllm": "0.32.0", "platform": "cpu", "prefix_caching": False, "patches": ["gdn-short-verify"]},
+            "engine": {
+                "vllm": "0.32.0",
+                "platform": "cpu",
+                "prefix_caching": False,
+                "patches": ["amx-permission", "expand-sampling", "gdn-short-verify", "torchvision-ops"],
+            },
             "k": k,
             "max_model_len": 128,
             "max_num_seqs": 4,

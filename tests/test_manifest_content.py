@@ -37,7 +37,12 @@ PRODUCT: dict[str, Any] = {
         "swa": {"window": 64, "semantics": "symmetric-per-query", "apply": "always"},
     },
     "serve": {
-        "engine": {"vllm": "0.32.0", "platform": "cpu", "prefix_caching": False, "patches": ["gdn-short-verify"]},
+        "engine": {
+            "vllm": "0.32.0",
+            "platform": "cpu",
+            "prefix_caching": False,
+            "patches": ["amx-permission", "expand-sampling", "gdn-short-verify", "torchvision-ops"],
+        },
         "k": 7,
         "max_model_len": 128,
         "max_num_seqs": 4,

@@ -58,7 +58,11 @@ def texts(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
         ("target.qad.schedule.steps", 80, "target: QAD steps 60 -> 80"),
         ("serve.engine.vllm", "0.25.1", "engine vLLM 0.32.0 -> 0.25.1"),
         ("serve.engine.prefix_caching", True, "prefix caching off -> on"),
-        ("serve.engine.patches", ["w4-drafter"], "engine patches: -gdn-short-verify +w4-drafter"),
+        (
+            "serve.engine.patches",
+            ["w4-drafter"],
+            "engine patches: -amx-permission -expand-sampling -gdn-short-verify -torchvision-ops +w4-drafter",
+        ),
         ("serve.max_model_len", 256, "max model length 128 -> 256"),
         ("deploy.hardware", "a10g", "hardware cpu -> a10g"),
         ("target.qad.grad_clip", 1.0, "target.qad.grad_clip (absent) -> 1.0"),

@@ -155,6 +155,9 @@ def edited(recipes: Path, old: str, new: str) -> list[str]:
         ("templates/chatml.jinja", "../chatml.jinja", "is not below the recipe's folder"),
         ('vllm: "0.32.0"', "vllm: 0.32", "`serve.engine.vllm` must be text"),
         ("max_model_len: 128", "max_model_len: 40", "leaves no room"),
+        ('vllm: "0.32.0"', 'vllm: "0.31.0"', "no facts about the engine 'vllm 0.31.0 cpu'"),
+        ("gdn-short-verify, ", "", "needs the patch `gdn-short-verify`"),
+        ("gdn-short-verify", "gdn-short-verifi", "there is no engine patch `gdn-short-verifi`"),
         ("data: teacher_corpus", "data: target_corpus", "made from it"),
     ],
 )

@@ -24,7 +24,12 @@ from qdc.core.errors import QdcError
 from qdc.serving import launcher, middleware, patches, render
 from qdc.serving.patches import expand_sampling, gdn_short_verify
 
-ENGINE = {"vllm": "0.32.0", "platform": "cpu", "prefix_caching": False, "patches": ["gdn-short-verify"]}
+ENGINE = {
+    "vllm": "0.32.0",
+    "platform": "cpu",
+    "prefix_caching": False,
+    "patches": ["amx-permission", "expand-sampling", "gdn-short-verify", "torchvision-ops"],
+}
 SERVE = {"engine": ENGINE, "k": 7, "max_model_len": 128, "max_num_seqs": 4, "dtype": "bfloat16"}
 PRODUCT: dict[str, Any] = {
     "name": "tiny",

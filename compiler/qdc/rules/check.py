@@ -9,9 +9,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from qdc.core.errors import QdcError
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
 from qdc.recipe.load import Loaded
 from qdc.recipe.model import Corpus, PromptSet
+from qdc.serving.patches import patch_names
+from qdc.serving.render import required_patches
 
 
 def check(loaded: Loaded) -> list[Diagnostic]:
@@ -276,6 +279,36 @@ def patterns_compile(loaded: Loaded) -> Iterator[Diagnostic]:
                     yield loaded.diagnose("TGT06", (*path, index), f"`{pattern}` is not a pattern: {error}")
 
 
+def engine_is_known(loaded: Loaded) -> Iterator[Diagnostic]:
+    """The engine version has a row of facts, its patches exist, and those that it needs are declared."""
+    engine = loaded.data["serve"]["engine"]
+    try:
+        needed = required_patches(engine, loaded.model.drafter is not None)
+    except QdcError as error:
+        yield loaded.diagnose("ENG01", ("serve", "engine", "vllm"), error.message, error.hint)
+        return
+    path = ("serve", "engine", "patches")
+    for index, name in enumerate(engine["patches"]):
+        if name not in patch_names():
+            known = f"patches are: {', '.join(patch_names())}"
+            yield loaded.diagnose("ENG02", (*path, index), f"there is no engine patch `{name}`", known)
+    for name, why in needed.items():
+        if name not in engine["patches"]:
+            message = f"vllm {engine['vllm']} on {engine['platform']} needs the patch `{name}`: {why}"
+            yield loaded.diagnose("ENG03", path, message, f"add {name} to the list")
+
+
+def evaluations_have_a_subject(loaded: Loaded) -> Iterator[Diagnostic]:
+    """Quality is measured on what QAD changed, acceptance on a drafter."""
+    model = loaded.model
+    if model.evaluate.quality and model.target.qad is None:
+        yield loaded.diagnose("EVA01", ("evaluate", "quality"), "quality compares PTQ and QAD, but there is no `qad`",
+                              "remove it, or add `target.qad`")  # fmt: skip
+    if model.evaluate.acceptance and model.drafter is None:
+        yield loaded.diagnose("EVA02", ("evaluate", "acceptance"), "acceptance is a drafter's, but there is none",
+                              "remove it, or add `drafter`")  # fmt: skip
+
+
 def accepted_are_used(loaded: Loaded) -> Iterator[Diagnostic]:
     """No rule can be accepted yet that would otherwise stop a build."""
     for index, entry in enumerate(loaded.model.accept):
@@ -293,5 +326,7 @@ RULES: list[Any] = [
     chain_is_whole,
     window_of_tokens,
     patterns_compile,
+    engine_is_known,
+    evaluations_have_a_subject,
     accepted_are_used,
 ]

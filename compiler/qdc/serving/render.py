@@ -42,9 +42,15 @@ def engine_row(engine: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
+def required_patches(engine: Mapping[str, Any], drafts: bool) -> dict[str, str]:
+    """Patch -> why the engine does not serve rightly without it. `drafts`: whether a drafter is served."""
+    row = engine_row(engine)
+    return {**row["required_patches"], **(row["required_with_drafter"] if drafts else {})}
+
+
 def patches_of(engine: Mapping[str, Any]) -> list[str]:
-    """Names of all patches in the image, sorted: those the recipe names and those the engine cannot start without."""
-    return sorted({*engine.get("patches", ()), *engine_row(engine)["required_patches"]})
+    """Names of the patches in the image, sorted: those that the recipe declares."""
+    return sorted(set(engine["patches"]))
 
 
 def serve_config(
@@ -71,6 +77,9 @@ def serve_config(
     if sorted(patches) != patches_of(engine):
         wanted, given = ", ".join(patches_of(engine)), ", ".join(sorted(patches))
         raise QdcError("serving.patches", f"the image needs the patches {wanted}; digests were given of {given}")
+    missing = sorted(set(required_patches(engine, bool(product.get("drafter")))) - set(patches))
+    if missing:
+        raise QdcError("serving.patches", f"the engine needs the patches {', '.join(missing)}, which are not declared")
     environment = dict(row["environment"])
     environment["VLLM_PLUGINS"] = ",".join(sorted(patches))
     return {
