@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from micro import Micro
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -28,3 +29,9 @@ def recipes(tmp_path: Path) -> Path:
     folder = tmp_path / "project" / "recipes"
     shutil.copytree(ROOT / "recipes", folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def micro(tmp_path_factory: pytest.TempPathFactory) -> Micro:
+    """Micro, built. Tests may build variants in its store; `micro.first` stays the answer of the first build."""
+    return Micro(tmp_path_factory.mktemp("micro"))
