@@ -77,7 +77,9 @@ def _run(given: list[str]) -> int:
         print(f"qdc {__version__}")
         return 0
     if given[0] not in VERBS:
-        raise QdcError("cli.verb", f"there is no verb `{given[0]}`", hint=f"verbs: {', '.join(VERBS)}")
+        from qdc.core.spelling import suggestion
+
+        raise QdcError("cli.verb", f"there is no verb `{given[0]}`", hint=suggestion(given[0], VERBS, "verbs"))
     return int(importlib.import_module(f"qdc.cli.{given[0]}").main(given[1:]))
 
 

@@ -62,13 +62,14 @@ def main(arguments: list[str]) -> int:
 def _needed(instances: list[Any], wanted: list[str]) -> set[str]:
     """The wanted instances and all that they need."""
     from qdc.core.errors import QdcError
+    from qdc.core.spelling import suggestion
 
     by_name = {instance.name: instance for instance in instances}
     front_, needed = list(wanted), set()
     while front_:
         name = front_.pop()
         if name not in by_name:
-            raise QdcError("build.until", f"the recipe has no stage `{name}`", hint=f"stages: {', '.join(by_name)}")
+            raise QdcError("build.until", f"the recipe has no stage `{name}`", hint=suggestion(name, by_name, "stages"))
         if name not in needed:
             needed.add(name)
             front_ += [source for source in by_name[name].inputs.values() if not source.startswith("tree:")]

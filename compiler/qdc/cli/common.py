@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from qdc.core.errors import WRONG_USE, QdcError
 from qdc.store.store import Store
@@ -64,7 +64,28 @@ def answer(value: dict[str, Any]) -> None:
 
 def note(text: str) -> None:
     """A line for the person, beside the answer."""
-    print(text, file=sys.stderr)
+    print(painted(text, sys.stderr), file=sys.stderr)
+
+
+def painted(text: str, stream: TextIO) -> str:
+    """`text` with its findings in colour where `stream` is a terminal that may show it."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
+        return text
+    return "\n".join(_painted(line) for line in text.split("\n"))
+
+
+def _painted(line: str) -> str:
+    for severity, colour in (("error", 31), ("warning", 33), ("accepted", 32)):
+        where, mark, message = line.partition(f": {severity}[")
+        if mark and ":" in where and " | " not in where:
+            rule, _, said = message.partition("]: ")
+            return f"\x1b[1m{where}: \x1b[{colour}m{severity}[{rule}]\x1b[39m: {said}\x1b[0m"
+    gutter, mark, rest = line.partition("|")
+    if mark and not gutter.strip(" .") and rest.strip(" ")[:1] == "^" and not rest.strip(" ^"):
+        return f"\x1b[34m{gutter}|\x1b[31m{rest}\x1b[0m"
+    if mark and (not gutter.strip() or gutter.strip().isdigit()):
+        return f"\x1b[34m{gutter}|\x1b[0m{rest}"
+    return f"\x1b[36mhelp\x1b[0m{line[4:]}" if line.startswith("help: ") else line
 
 
 def fail(error: QdcError, as_json: bool) -> int:

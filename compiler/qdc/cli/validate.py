@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from qdc.cli.common import answer, parser
+from qdc.cli.common import answer, painted, parser
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
 
 
@@ -24,10 +25,15 @@ def main(arguments: list[str]) -> int:
         answer({"ok": not errors, "diagnostics": [item.as_json() for item in findings], "deferred": []})
     else:
         for item in findings:
-            print(item)
-        print(
-            f"{given.recipe}: {len(errors)} errors, {len(findings) - len(errors)} warnings"
-            if findings
-            else f"{given.recipe}: valid"
-        )
+            print(painted(f"{item}\n", sys.stdout))
+        print(f"{given.recipe}: {_counted(findings)}")
     return 2 if errors else 0
+
+
+def _counted(findings: list[Diagnostic]) -> str:
+    parts = []
+    for severity, one, many in (("error", "error", "errors"), ("warning", "warning", "warnings"), ("accepted",) * 3):
+        count = sum(item.severity == severity for item in findings)
+        if count:
+            parts.append(f"{count} {one if count == 1 else many}")
+    return ", ".join(parts) or "valid"

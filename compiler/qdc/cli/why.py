@@ -6,6 +6,7 @@ from pathlib import Path
 
 from qdc.cli.common import answer, open_store, parser
 from qdc.core.errors import QdcError
+from qdc.core.spelling import suggestion
 from qdc.graph.plan import plan
 from qdc.report.text import reason_text
 from qdc.run.front import front
@@ -21,7 +22,9 @@ def main(arguments: list[str]) -> int:
     made = plan(read.instances, store.record, store.latest)
     names = [stage.instance.name for stage in made.stages]
     if given.stage not in names:
-        raise QdcError("why.stage", f"the recipe has no stage `{given.stage}`", hint=f"stages: {', '.join(names)}")
+        raise QdcError(
+            "why.stage", f"the recipe has no stage `{given.stage}`", hint=suggestion(given.stage, names, "stages")
+        )
     stage = made[given.stage]
     record = store.record(stage.key) if stage.key and stage.state == "fresh" else None
     if given.json:

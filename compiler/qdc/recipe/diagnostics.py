@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from qdc.core.errors import WRONG_USE, QdcError
+from qdc.recipe.snippet import Mark, drawn, printable
 
-Severity = Literal["error", "warning"]
+Severity = Literal["error", "warning", "accepted"]
 
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One finding; `line` and `column` count from 1 and point at the token it speaks of."""
+    """One finding; `line` and `column` count from 1 and point at the token it speaks of.
+
+    `mark`: that token in its source line; `also`: a second token it speaks of, with what that one is.
+    `because`: why the recipe accepts it.
+    """
 
     rule: str
     severity: Severity
@@ -21,6 +26,9 @@ class Diagnostic:
     line: int | None = None
     column: int | None = None
     hint: str | None = None
+    mark: Mark | None = None
+    also: tuple[Mark, str] | None = None
+    because: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The form in `validate --json` (architecture, "Command line")."""
@@ -36,15 +44,21 @@ class Diagnostic:
 
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
-        text = f"{where}: {self.severity}[{self.rule}]: {self.message}"
-        return f"{text}\n  {self.hint}" if self.hint else text
+        lines = [printable(f"{where}: {self.severity}[{self.rule}]: {self.message}")]
+        if self.because is not None:
+            return printable(f"{lines[0]}; because: {self.because}")
+        if self.mark is not None:
+            lines += drawn(self.mark, self.also)
+        if self.hint:
+            lines.append(printable(f"help: {self.hint}"))
+        return "\n".join(lines)
 
 
 class RecipeInvalid(QdcError):
     """A recipe with at least one error; `diagnostics` holds all findings of the run, in file order."""
 
     def __init__(self, diagnostics: list[Diagnostic]) -> None:
-        self.diagnostics = sorted(diagnostics, key=lambda item: (item.line or 0, item.column or 0, item.rule))
+        self.diagnostics = in_order(diagnostics)
         errors = [item for item in self.diagnostics if item.severity == "error"]
         first = errors[0]
         super().__init__(
@@ -58,4 +72,9 @@ class RecipeInvalid(QdcError):
         )
 
     def __str__(self) -> str:
-        return "\n".join(str(item) for item in self.diagnostics)
+        return "\n\n".join(str(item) for item in self.diagnostics)
+
+
+def in_order(findings: list[Diagnostic]) -> list[Diagnostic]:
+    """Findings in the order of the file."""
+    return sorted(findings, key=lambda item: (item.line or 0, item.column or 0, item.rule))

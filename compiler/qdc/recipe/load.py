@@ -1,4 +1,4 @@
-"""A recipe file to a checked `Loaded` recipe, with all faults of its shape in one run.
+"""A recipe file to a checked `Loaded` recipe, with all faults of its text and shape in one run.
 
 Rules that compare fields are in `qdc.rules`; this module checks the shape and the files that a recipe names.
 """
@@ -13,9 +13,11 @@ from pydantic import ValidationError
 
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_bytes
-from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
+from qdc.core.spelling import suggestion
+from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid, Severity
 from qdc.recipe.model import Recipe
 from qdc.recipe.reading import Document, Path_, parse_document, read_document
+from qdc.recipe.shape import schema_finding
 
 
 @dataclass(frozen=True)
@@ -36,28 +38,31 @@ class Loaded:
     origins: dict[str, str] = field(default_factory=dict)
 
     def diagnose(
-        self, rule: str, path: Path_, message: str, hint: str | None = None, severity: Any = "error"
+        self, rule: str, path: Path_, message: str, hint: str | None = None, severity: Severity = "error"
     ) -> Diagnostic:
-        """A diagnostic at the place of the value at `path`."""
-        line, column = self.document.place(path) or (1, 1)
-        return Diagnostic(rule, severity, message, self.document.file, line, column, hint)
+        """A finding at the place of the value at `path`."""
+        return self.document.diagnose(rule, severity, path, message, hint)
 
 
 def load(path: Path, sets: list[str] | None = None) -> Loaded:
     """Read and check `path` with `--set field.path=value` changes applied.
 
-    Raises RecipeInvalid with every fault of the file's shape.
+    Raises RecipeInvalid with every fault of the file's text and shape.
     """
     document = read_document(path)
-    origins = {place: f"{path.name}:{line}" for place, (line, _) in document.values.items() if place}
+    origins = {place: f"{path.name}:{span.line}" for place, span in document.values.items() if place}
     for assignment in sets or []:
         changed = _assign(document, assignment)
         origins = {place: origin for place, origin in origins.items() if place[: len(changed)] != changed}
         origins[changed] = "--set"
+    faults = list(document.faults)
     try:
         model = Recipe.model_validate(document.data)
     except ValidationError as error:
-        raise RecipeInvalid([_diagnostic(document, item) for item in error.errors()]) from None
+        found = [schema_finding(document, item) for item in error.errors()]
+        raise RecipeInvalid(faults + [item for item in found if item is not None]) from None
+    if faults:
+        raise RecipeInvalid(faults)
     data = model.model_dump(mode="json", by_alias=True)
     folder = path.resolve().parent
     template, folders, read = _files(model, document, folder)
@@ -73,14 +78,14 @@ def _files(model: Recipe, document: Document, folder: Path) -> tuple[str, dict[s
     read: dict[str, str] = {}
     text = ""
 
-    def missing(path: Path_, message: str, hint: str) -> None:
-        line, column = document.place(path) or (1, 1)
-        faults.append(Diagnostic("file", "error", message, document.file, line, column, hint))
+    def missing(rule: str, path: Path_, message: str, hint: str) -> None:
+        faults.append(document.diagnose(rule, "error", path, message, hint))
 
     name = model.serve.chat_template
     template = folder / name
     if Path(name).is_absolute() or ".." in Path(name).parts:
         missing(
+            "SRC12",
             ("serve", "chat_template"),
             f"`{name}` is not below the recipe's folder",
             "the image's manifest names this path: copy the file beside the recipe",
@@ -92,6 +97,7 @@ def _files(model: Recipe, document: Document, folder: Path) -> tuple[str, dict[s
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         missing(
+            "SRC12",
             ("serve", "chat_template"),
             f"cannot read `{name}`: {reason}",
             f"paths are relative to the recipe's folder, {folder}",
@@ -101,6 +107,7 @@ def _files(model: Recipe, document: Document, folder: Path) -> tuple[str, dict[s
         place = folder / source
         if not (place / "config.json").is_file():
             missing(
+                "SRC08",
                 ("target", "base", "path"),
                 f"`{source}` holds no config.json",
                 f"give a folder with a Hugging Face checkpoint, relative to {folder}",
@@ -119,88 +126,25 @@ def _assign(document: Document, assignment: str) -> Path_:
     name, mark, text = assignment.partition("=")
     if not mark or not name:
         raise QdcError("set.form", f"`--set {assignment}` has no `=`", hint="write --set serve.k=5")
-    value = parse_document(f"value: {text}\n".encode(errors="surrogateescape"), f"--set {name}").data["value"]
+    raw = f"value: {text}\n".encode(errors="surrogateescape")
+    given = parse_document(raw, f"--set {name}", ("value: ", f"{name}="))
     node = document.data
     parts: list[str | int] = [int(part) if part.isdecimal() else part for part in name.split(".")]
     for part in parts[:-1]:
         try:
             node = node[part]
         except (KeyError, IndexError, TypeError):
+            known = [key for key in node if isinstance(key, str)] if isinstance(node, dict) else []
             raise QdcError(
                 "set.path",
                 f"`--set {name}`: the recipe has no `{part}` there",
-                hint="name a field as it stands in the recipe, e.g. serve.k",
+                hint=suggestion(str(part), known, "fields there")
+                if known
+                else "name a field as it stands in the recipe, e.g. serve.k",
             ) from None
     try:
-        node[parts[-1]] = value
+        node[parts[-1]] = given.data["value"]
     except (TypeError, IndexError):
         raise QdcError("set.path", f"`--set {name}`: `{parts[-1]}` cannot be set there") from None
+    document.graft(tuple(parts), given)
     return tuple(parts)
-
-
-def _diagnostic(document: Document, error: Any) -> Diagnostic:
-    """A pydantic error as a finding at the token that it is about."""
-    path = _path_in(document.data, error["loc"])
-    kind, context = error["type"], error.get("ctx", {})
-    field_name = ".".join(str(part) for part in path)
-    place = document.place(path)
-    hint: str | None = None
-    if kind == "extra_forbidden":
-        place = document.keys.get(path, place)
-        message, hint = f"unknown field `{path[-1]}`", "remove it, or see schema/recipe.schema.json for the fields"
-    elif kind == "missing":
-        message, hint = f"`{field_name}` is missing", "add it; see recipes/tiny.yaml"
-    elif kind in {
-        "string_type",
-        "int_type",
-        "float_type",
-        "bool_type",
-        "list_type",
-        "dict_type",
-        "model_type",
-        "model_attributes_type",
-    }:
-        given = error["input"]
-        wanted = {
-            "string_type": "text",
-            "int_type": "a whole number",
-            "float_type": "a number",
-            "bool_type": "true or false",
-            "list_type": "a list",
-        }.get(kind, "a mapping of fields")
-        message = f"`{field_name}` must be {wanted}, not {_shown(given)}"
-        hint = f'quote it: "{given}"' if kind == "string_type" and isinstance(given, int | float) else None
-    else:
-        expected = context.get("expected") or context.get("expected_tags")
-        message = f"`{field_name}`: " + (
-            f"expected {expected}, got {_shown(error['input'])}"
-            if expected
-            else error["msg"][0].lower() + error["msg"][1:]
-        )
-        hint = None
-    line, column = place or (1, 1)
-    return Diagnostic("schema", "error", message, document.file, line, column, hint)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
-    return "nothing" if value is None else f"`{value}`"
-
-
-def _path_in(data: Any, location: tuple[str | int, ...]) -> Path_:
-    """Pydantic's location without the union tags that are not in the data."""
-    path: list[str | int] = []
-    node = data
-    for index, part in enumerate(location):
-        inside = (isinstance(node, dict) and part in node) or (
-            isinstance(node, list) and isinstance(part, int) and part < len(node)
-        )
-        if inside:
-            node = node[part]
-            path.append(part)
-        elif index == len(location) - 1 and not (isinstance(node, dict) and part == node.get("kind")):
-            path.append(part)
-    return tuple(path)

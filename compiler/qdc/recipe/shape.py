@@ -1,0 +1,240 @@
+"""What pydantic says about a recipe's shape, as findings at the token, with what to type.
+
+Knows the models only through their annotations, so that a new field needs nothing here.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, Tag
+
+from qdc.core.spelling import nearest
+from qdc.recipe.diagnostics import Diagnostic
+from qdc.recipe.model import Recipe
+from qdc.recipe.reading import Document, Path_
+
+_WANTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping of fields",
+    "model_type": "a mapping of fields",
+    "model_attributes_type": "a mapping of fields",
+}
+_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+
+
+def schema_finding(document: Document, error: Any) -> Diagnostic | None:
+    """A pydantic error as a finding; None where it only follows from a fault of the text."""
+    location, kind = error["loc"], error["type"]
+    key = bool(location) and location[-1] == "[key]"
+    path = _path_in(document.data, location[:-1] if key else location)
+    if any(path[: len(bad)] == bad for bad in document.bad if bad):
+        return None
+    if kind == "missing" and path[:-1] in document.partial:
+        return None
+    context, given = error.get("ctx", {}), error["input"]
+    name = ".".join(str(part) for part in path) or "the recipe"
+    if kind == "extra_forbidden":
+        help_ = _unknown(str(path[-1]), location)
+        message = f"unknown field `{path[-1]}`"
+        return document.diagnose("YML03", "error", path, message, help_, key=True)
+    if kind == "missing":
+        wanted = _describe(_annotation(location))
+        return document.diagnose("SCH01", "error", path, f"`{name}` is missing", f"add `{path[-1]}: ...`, {wanted}")
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        field_name = str(context.get("discriminator", "")).strip("'")
+        path, name = (*path, field_name), f"{name}.{field_name}"
+        options = _quoted(context.get("expected_tags") or _tags(location))
+        if kind == "union_tag_not_found":
+            add = f"add `{field_name}: {options[0]}`" + "".join(f" or `{field_name}: {o}`" for o in options[1:])
+            return document.diagnose("SCH01", "error", path, f"`{name}` is missing", add)
+        return _choice(document, path, name, options, context.get("tag"))
+    if kind == "literal_error":
+        return _choice(document, path, name, _quoted(context["expected"]), given)
+    if kind in _WANTED:
+        return _wrong_type(document, path, name, kind, given)
+    said = error["msg"][0].lower() + error["msg"][1:]
+    hint: str | None = None
+    if kind == "string_pattern_mismatch":
+        dashes = "-" in context["pattern"]
+        said = f"`{given}` is not a name of the allowed form"
+        hint = f"use lower-case letters, digits and {'`.`, `_` or `-` between them' if dashes else '`_`'}" + (
+            "" if dashes else ", a letter first"
+        )
+    elif kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        limit = next(iter(context.values()))
+        words = {"greater_than": "more than", "greater_than_equal": "at least", "less_than": "less than"}
+        said, hint = f"{given} is out of range", f"write a value of {words.get(kind, 'at most')} {limit}"
+    elif kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
+        least = "least" if "short" in kind else "most"
+        unit = "letters" if kind.startswith("string") else "entries"
+        count = context.get("min_length", context.get("max_length"))
+        said, hint = f"it is too {kind.split('_')[-1]}", f"give it at {least} {count} {unit}"
+    elif kind == "finite_number":
+        hint = "write a finite number"
+    return document.diagnose("SCH04", "error", path, f"`{name}`: {said}", hint, key=key)
+
+
+def _unknown(word: str, location: tuple[Any, ...]) -> str:
+    """Help: a field of the same mapping, or where else a field of this name belongs."""
+    fields = _fields(_annotation(location[:-1]))
+    near = nearest(word, fields)
+    if near is not None:
+        return f"did you mean `{near}`?"
+    places = _everywhere(word)
+    if places:
+        return f"`{word}` belongs to {' or '.join(places[:3])}"
+    return f"remove it; fields here: {', '.join(fields)}"
+
+
+def _choice(document: Document, path: Path_, name: str, options: list[str], given: Any) -> Diagnostic:
+    listed = _either(f"`{option}`" for option in options)
+    near = nearest(str(given), options) if isinstance(given, str) else None
+    hint = f"did you mean `{near}`?" if near else f"write {listed}"
+    return document.diagnose("SCH03", "error", path, f"`{name}`: expected {listed}, got {_shown(given)}", hint)
+
+
+def _wrong_type(document: Document, path: Path_, name: str, kind: str, given: Any) -> Diagnostic:
+    message = f"`{name}` must be {_WANTED[kind]}, not {_shown(given)}"
+    if kind in ("int_type", "float_type") and isinstance(given, str) and _NUMBER.match(given):
+        message = f"`{name}` must be {_WANTED[kind]}, not the text `{given}`"
+        return document.diagnose("YML01", "error", path, message, f"write {given} without quotes")
+    if kind == "string_type" and isinstance(given, int | float) and not isinstance(given, bool):
+        rule = "YML06" if path and path[-1] == "vllm" else "SCH02"
+        return document.diagnose(rule, "error", path, message, f'quote it: "{given}"')
+    if kind == "int_type" and isinstance(given, float) and given.is_integer():
+        return document.diagnose("SCH02", "error", path, message, f"write {int(given)}")
+    if kind == "list_type" and not isinstance(given, dict | list) and given is not None:
+        return document.diagnose("SCH02", "error", path, message, f"write [{given}]")
+    return document.diagnose("SCH02", "error", path, message, f"write {_WANTED[kind]}")
+
+
+def _either(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    text = str(value)
+    return "nothing" if value is None else f"`{text if len(text) <= 60 else text[:57] + '...'}`"
+
+
+def _quoted(expected: Any) -> list[str]:
+    """The alternatives in pydantic's words: `'a', 'b' or 3`."""
+    if isinstance(expected, list):
+        return expected
+    words = [part.strip() for part in re.split(r", | or ", str(expected))]
+    plain = [word.strip("'") for word in words if word]
+    return [word.lower() if word in ("True", "False") else word for word in plain]
+
+
+def _path_in(data: Any, location: tuple[str | int, ...]) -> Path_:
+    """Pydantic's location without the union tags that are not in the data."""
+    path: list[str | int] = []
+    node = data
+    for index, part in enumerate(location):
+        inside = (isinstance(node, dict) and part in node) or (
+            isinstance(node, list) and isinstance(part, int) and part < len(node)
+        )
+        if inside:
+            node = node[part]
+            path.append(part)
+        elif index == len(location) - 1 and not (isinstance(node, dict) and part == node.get("kind")):
+            path.append(part)
+    return tuple(path)
+
+
+def _plain(annotation: Any) -> tuple[Any, list[Any]]:
+    """The annotation without `Annotated` and `| None`: itself, and the members where it is a union."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, types.UnionType):
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        return _plain(members[0]) if len(members) == 1 else (annotation, members)
+    return annotation, []
+
+
+def _annotation(location: tuple[Any, ...]) -> Any:
+    """The annotation at a pydantic location, union tags included; None where it cannot be told."""
+    annotation: Any = Recipe
+    for part in location:
+        annotation, members = _plain(annotation)
+        origin = get_origin(annotation)
+        if members:
+            annotation = next((member for member in members if part in _tags_of(member)), None)
+        elif origin is list:
+            annotation = get_args(annotation)[0]
+        elif origin is dict:
+            annotation = get_args(annotation)[1]
+        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            known = {field.alias or name: field for name, field in annotation.model_fields.items()}
+            annotation = known[part].annotation if part in known else None
+        else:
+            return None
+    return annotation
+
+
+def _tags_of(member: Any) -> list[str]:
+    """How pydantic names a member of a union in a location."""
+    tags = [item.tag for item in getattr(member, "__metadata__", ()) if isinstance(item, Tag)]
+    model, _ = _plain(member)
+    if tags or not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return tags
+    literals = [field.annotation for field in model.model_fields.values() if get_origin(field.annotation) is Literal]
+    return [value for literal in literals for value in get_args(literal) if isinstance(value, str)]
+
+
+def _tags(location: tuple[Any, ...]) -> list[str]:
+    _, members = _plain(_annotation(location))
+    return [tag for member in members for tag in _tags_of(member)[:1]]
+
+
+def _fields(annotation: Any) -> list[str]:
+    model, members = _plain(annotation)
+    if members:
+        return [name for member in members for name in _fields(member)]
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return [field.alias or name for name, field in model.model_fields.items()]
+    return []
+
+
+def _everywhere(word: str) -> list[str]:
+    """The sections at the recipe's margin and one below them that have a field `word`."""
+    found: list[str] = []
+    if word in _fields(Recipe):
+        found.append("the top level")
+    for section in _fields(Recipe):
+        inner = _annotation((section,))
+        if word in _fields(inner):
+            found.append(f"`{section}`")
+        for name in _fields(inner):
+            if word in _fields(_annotation((section, name))):
+                found.append(f"`{section}.{name}`")
+    return found
+
+
+def _describe(annotation: Any) -> str:
+    """In words, what a field of this annotation takes."""
+    plain, members = _plain(annotation)
+    if get_origin(plain) is Literal:
+        return _either(f"`{str(v).lower() if isinstance(v, bool) else v}`" for v in get_args(plain))
+    if get_origin(plain) is list:
+        return "a list"
+    fields = _fields(plain)
+    if fields:
+        return f"a mapping with {', '.join(dict.fromkeys(fields))}"
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return "a mapping" if members or get_origin(plain) is dict else words.get(plain, "see recipes/tiny.yaml")
