@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_bytes
 from qdc.core.spelling import suggestion
-from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid, Severity
+from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
 from qdc.recipe.model import Recipe
 from qdc.recipe.reading import Document, Path_, parse_document, read_document
 from qdc.recipe.shape import schema_finding
@@ -36,12 +36,6 @@ class Loaded:
     folders: dict[str, Path] = field(default_factory=dict)
     read: dict[str, str] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
-
-    def diagnose(
-        self, rule: str, path: Path_, message: str, hint: str | None = None, severity: Severity = "error"
-    ) -> Diagnostic:
-        """A finding at the place of the value at `path`."""
-        return self.document.diagnose(rule, severity, path, message, hint)
 
 
 def load(path: Path, sets: list[str] | None = None) -> Loaded:

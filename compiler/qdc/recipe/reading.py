@@ -354,6 +354,8 @@ def _syntax_help(
             return f"close the `{letter}` of line {opened.line + 1} with `{closing}`", (place, "opened here")
     if "mapping values are not allowed" in problem:
         return "indent it as its neighbours are, or put the text with `:` in quotes", None
+    if "cannot start any token" in problem and "\\t" in problem:
+        return "write a space in place of the tab", None
     if "cannot start any token" in problem:
         return "put the text in quotes", None
     if "undefined alias" in problem:

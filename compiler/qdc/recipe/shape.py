@@ -34,7 +34,7 @@ def schema_finding(document: Document, error: Any) -> Diagnostic | None:
     """A pydantic error as a finding; None where it only follows from a fault of the text."""
     location, kind = error["loc"], error["type"]
     key = bool(location) and location[-1] == "[key]"
-    path = _path_in(document.data, location[:-1] if key else location)
+    path = _path_in(location[:-1] if key else location)
     if any(path[: len(bad)] == bad for bad in document.bad if bad):
         return None
     if kind == "missing" and path[:-1] in document.partial:
@@ -141,18 +141,12 @@ def _quoted(expected: Any) -> list[str]:
     return [word.lower() if word in ("True", "False") else word for word in plain]
 
 
-def _path_in(data: Any, location: tuple[str | int, ...]) -> Path_:
-    """Pydantic's location without the union tags that are not in the data."""
+def _path_in(location: tuple[str | int, ...]) -> Path_:
+    """Pydantic's location without the tags of unions, which are not in the data."""
     path: list[str | int] = []
-    node = data
     for index, part in enumerate(location):
-        inside = (isinstance(node, dict) and part in node) or (
-            isinstance(node, list) and isinstance(part, int) and part < len(node)
-        )
-        if inside:
-            node = node[part]
-            path.append(part)
-        elif index == len(location) - 1 and not (isinstance(node, dict) and part == node.get("kind")):
+        _, members = _plain(_annotation(location[:index]))
+        if not members:
             path.append(part)
     return tuple(path)
 

@@ -1,0 +1,160 @@
+"""Names of data entries, what learns from what, and what measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qdc.core.spelling import suggestion
+from qdc.recipe.load import Loaded
+from qdc.recipe.model import Corpus, PromptSet
+from qdc.recipe.reading import Path_
+from qdc.rules.registry import Found, Severity, Topic
+
+TOPIC = Topic()
+
+
+@TOPIC.rule(
+    "YML09",
+    "error",
+    summary="A name stands for no entry, or for one of the wrong kind, or the names form a circle.",
+    why="A stage would have nothing to read, or would wait for itself.",
+    fix="Write the name of an entry of `data` (or of an earlier training, for `from`).",
+    evidence="Follows from the definition of the fields.",
+    failing="target: {qad: {data: teacher_corpsu}}",
+    passing="target: {qad: {data: teacher_corpus}}",
+    final="nothing can be built from it",
+)
+def names_exist(loaded: Loaded) -> Iterator[Found]:
+    data = loaded.model.data
+    for path, name, kind in _uses(loaded):
+        what, listed = ("a prompt set", "prompt sets") if kind is PromptSet else ("a corpus", "corpora")
+        names = [known for known, entry in data.items() if isinstance(entry, kind)]
+        if name not in data:
+            yield Found(path, f"`data` has no entry `{name}`", suggestion(name, names, listed))
+        elif not isinstance(data[name], kind):
+            message = f"`{name}` is not {what}"
+            yield Found(path, message, suggestion(name, names, listed), also=(("data", name), "this is `" + name + "`"))
+    yield from _circles(loaded)
+    drafter = loaded.model.drafter
+    seen: list[str] = []
+    for index, training in enumerate(drafter.training if drafter else []):
+        if training.from_ is not None and training.from_ not in seen:
+            path = ("drafter", "training", index, "from")
+            hint = suggestion(training.from_, seen, "earlier trainings")
+            yield Found(path, f"`{training.from_}` is not an earlier training", hint)
+        seen.append(training.name)
+
+
+def _uses(loaded: Loaded) -> Iterator[tuple[Path_, str, type[PromptSet] | type[Corpus]]]:
+    """Every place that names a data entry: path, name, kind."""
+    model = loaded.model
+    for name, entry in model.data.items():
+        if isinstance(entry, PromptSet):
+            for index, other in enumerate(entry.exclude):
+                yield ("data", name, "exclude", index), other, PromptSet
+        else:
+            yield ("data", name, "prompts"), entry.prompts, PromptSet
+    base = model.target.base
+    if hasattr(base, "scratch"):
+        yield ("target", "base", "scratch", "training", "data"), base.scratch.training.data, PromptSet
+    grid = model.target.quantization.grid
+    if grid.method == "gptq":
+        yield ("target", "quantization", "grid", "calibration", "data"), grid.calibration.data, Corpus
+    if model.target.qad:
+        yield ("target", "qad", "data"), model.target.qad.data, Corpus
+    if model.drafter:
+        for index, training in enumerate(model.drafter.training):
+            yield ("drafter", "training", index, "data"), training.data, Corpus
+        if model.drafter.ptq:
+            yield ("drafter", "ptq", "calibration", "data"), model.drafter.ptq.calibration.data, Corpus
+    for part in ("quality", "acceptance"):
+        if (wanted := getattr(model.evaluate, part)) is not None:
+            yield ("evaluate", part, "data"), wanted.data, PromptSet
+
+
+def _circles(loaded: Loaded) -> Iterator[Found]:
+    data = loaded.model.data
+    for name in data:
+        seen, front = set(), [name]
+        while front:
+            entry = data.get(front.pop())
+            for other in entry.exclude if isinstance(entry, PromptSet) else []:
+                if other == name:
+                    path = ("data", name, "exclude")
+                    yield Found(path, f"`{name}` excludes itself in a circle", "remove one name of the circle")
+                    return
+                if other not in seen:
+                    seen.add(other)
+                    front.append(other)
+
+
+@TOPIC.rule(
+    "DAT05",
+    "warning",
+    summary="A prompt set that something learns from may share prompts with one that measures it.",
+    why="Prompts seen in training make the measured figure too good. For `evaluate.quality` under the contract "
+    "`adaptfm` it is an error, because the contract forbids it.",
+    fix="Name the measuring set under `exclude` of the set that is learnt from, or measure with another one.",
+    evidence="Part of a public drafter's training data were items of the benchmark that it reported: "
+    "https://github.com/z-lab/dflash/issues/43; the contract's rule: "
+    "https://adaptfm.gitlab.io/call-for-competition.html",
+    failing="data: {prompts_a: {exclude: []}}",
+    passing="data: {prompts_a: {exclude: [heldout]}}",
+)
+def heldout_is_heldout(loaded: Loaded) -> Iterator[Found]:
+    model, data = loaded.model, loaded.model.data
+    parts = {"quality": model.evaluate.quality, "acceptance": model.evaluate.acceptance}
+    measured = {part.data for part in parts.values() if part}
+    strict = parts["quality"].data if parts["quality"] and model.deploy.contract == "adaptfm" else None
+    used = {entry.prompts for entry in data.values() if isinstance(entry, Corpus)}
+    if hasattr(model.target.base, "scratch"):
+        used.add(model.target.base.scratch.training.data)
+    for name in sorted(used):
+        entry = data.get(name)
+        for other in sorted(measured):
+            severity: Severity | None = "error" if other == strict else None
+            part = next(key for key, value in parts.items() if value and value.data == other)
+            if name == other:
+                message = f"`{name}` is both trained on and measured with"
+                yield Found(("evaluate", part, "data"), message, "measure with a prompt set of its own", severity)
+            elif isinstance(entry, PromptSet) and other not in entry.exclude:
+                listed = ", ".join([*entry.exclude, other])
+                yield Found(
+                    ("data", name),
+                    f"`{name}` may share prompts with the held-out `{other}`",
+                    f"write `exclude: [{listed}]` in `{name}`",
+                    severity,
+                    key=True,
+                )
+
+
+@TOPIC.rule(
+    "DAT10",
+    "error",
+    summary="What makes the target learns from a corpus that the target writes.",
+    why="The corpus waits for the target and the target for the corpus.",
+    fix="Use a corpus with `by: teacher`.",
+    evidence="Follows from the order of the stages.",
+    failing="target: {qad: {data: target_corpus}}",
+    passing="target: {qad: {data: teacher_corpus}}",
+    final="nothing can be built from it",
+)
+def target_is_not_its_own_teacher(loaded: Loaded) -> Iterator[Found]:
+    model = loaded.model
+    makers: list[tuple[str, Path_, str]] = []
+    if model.target.qad is not None:
+        makers.append(("QAD", ("target", "qad", "data"), model.target.qad.data))
+    grid = model.target.quantization.grid
+    if grid.method == "gptq":
+        place = ("target", "quantization", "grid", "calibration", "data")
+        makers.append(("the target's GPTQ", place, grid.calibration.data))
+    teachers = [name for name, entry in model.data.items() if isinstance(entry, Corpus) and entry.by == "teacher"]
+    for what, path, name in makers:
+        entry = model.data.get(name)
+        if isinstance(entry, Corpus) and entry.by == "target":
+            yield Found(
+                path,
+                f"{what} cannot use `{name}`: the target that writes it is made from it",
+                f"use a corpus with `by: teacher`{': ' + ', '.join(teachers) if teachers else ''}",
+                also=(("data", name, "by"), f"who writes `{name}`"),
+            )

@@ -1,0 +1,281 @@
+"""Every finding has a page, a recipe that has it and a twin that has not; acceptances; what users read."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from qdc.cli import main
+from qdc.cli.common import painted
+from qdc.core.spelling import nearest
+from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
+from qdc.recipe.findings import FINDINGS
+from qdc.recipe.load import load
+from qdc.recipe.reading import scan_document
+from qdc.rules import accept
+from qdc.rules.check import PAGES, TOPICS, check
+from qdc.rules.pages import files
+
+HERE = Path(__file__).parent
+TWINS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((HERE / "rules").glob("*.yaml"))}
+CASES = [pytest.param(case, id=f"{topic}-{case['id']}") for topic, cases in TWINS.items() for case in cases]
+URL = re.compile(r"https://[^\s;`)]+")
+
+
+def findings(recipe: Path, sets: list[str] | None = None) -> list[Diagnostic]:
+    try:
+        return check(load(recipe, sets))
+    except RecipeInvalid as invalid:
+        return invalid.diagnostics
+
+
+def twin(recipes: Path, edit: dict[str, Any]) -> list[Diagnostic]:
+    path = recipes / "micro.yaml"
+    text = edit.get("text", path.read_text())
+    for old, new in edit.get("replace", {}).items():
+        assert text.count(old) >= 1, old
+        text = text.replace(old, new, 1)
+    path.write_text(text)
+    return findings(path, edit.get("set"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_failing_twin_has_the_finding_and_the_passing_twin_has_none(recipes: Path, case: dict[str, Any]) -> None:
+    original = (recipes / "micro.yaml").read_text()
+    found = twin(recipes, case["fails"])
+    assert {item.rule for item in found} == {case["id"], *case.get("also", [])}, "\n".join(map(str, found))
+    for item in found:
+        assert item.line and item.column and item.mark and item.hint, item
+        if item.rule == case["id"]:
+            assert item.severity == case["severity"]
+    (recipes / "micro.yaml").write_text(original)
+    left = twin(recipes, case["passes"])
+    assert [item for item in left if item.severity != "accepted"] == [], "\n".join(map(str, left))
+
+
+def test_no_rule_lacks_a_fixture_and_no_fixture_a_rule() -> None:
+    ids = {topic: {rule.finding.id for rule in made.rules} for topic, made in TOPICS.items()}
+    ids["accept"] = {item.id for item in accept.FINDINGS}
+    ids["yaml"] = {item.id for item in FINDINGS if item.id.startswith("YML")}
+    ids["schema"] = {item.id for item in FINDINGS} - ids["yaml"]
+    assert {topic: {case["id"] for case in cases} for topic, cases in TWINS.items()} == ids
+    assert sorted(PAGES) == sorted(id for topic in ids.values() for id in topic)
+    assert sum(map(len, ids.values())) == len(PAGES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_page_names_the_evidence_of_the_fixture(case: dict[str, Any]) -> None:
+    page = PAGES[case["id"]]
+    urls = {url for url in case["evidence"] if url.startswith("https://")}
+    assert urls == set(URL.findall(page.evidence))
+    assert page.severity == case["severity"]
+    if not urls:
+        assert page.evidence.startswith({"derived": "Follows ", "measured": "Measured "}[case["evidence"][0]])
+
+
+@pytest.mark.parametrize("id", PAGES)
+def test_the_examples_of_a_page_are_true(recipes: Path, id: str) -> None:
+    page = PAGES[id]
+    assert id in _rules_of(recipes, page.failing)
+    if id != "SRC08":  # whose passing example needs a checkpoint
+        assert id not in _rules_of(recipes, page.passing)
+
+
+def _rules_of(recipes: Path, example: str) -> set[str]:
+    """What is found in the micro recipe with the example's fields, or in the example's text."""
+    try:
+        document = scan_document(example.encode(), "example")
+    except RecipeInvalid as invalid:
+        return {item.rule for item in invalid.diagnostics}
+    if document.faults:
+        return {item.rule for item in document.faults}
+    micro = scan_document((recipes / "micro.yaml").read_bytes(), "micro").data
+    path = recipes / "example.yaml"
+    merged = _merged(micro, document.data)
+    if "contract" not in document.data.get("deploy", {"contract": 1}):
+        del merged["deploy"]["contract"]
+    path.write_text(yaml.safe_dump(merged, sort_keys=False))
+    return {item.rule for item in findings(path)}
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict) and "path" not in new:
+        return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+    if isinstance(old, list) and isinstance(new, list) and old and isinstance(old[0], dict):
+        return [_merged(*pair) for pair in zip(old, new, strict=True)]
+    return new
+
+
+def test_the_pages_in_docs_are_what_the_rules_say(root: Path) -> None:
+    folder = root / "docs" / "rules"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files(PAGES)
+
+
+def test_an_acceptance_lets_one_finding_stand(root: Path) -> None:
+    entry = "accept=[{rule: DRF02, because: measured at K 5}]"
+    found = findings(root / "recipes/micro.yaml", ["serve.k=5", entry])
+    assert [(item.severity, item.rule) for item in found] == [("accepted", "DRF02")]
+    assert str(found[0]).endswith("; because: measured at K 5") and "\n" not in str(found[0])
+
+
+def test_an_error_can_be_accepted_too(root: Path) -> None:
+    entry = "accept=[{rule: DAT05, because: the set is the same on purpose}]"
+    sets = ["data.prompts_a.exclude=[]", entry]
+    assert {item.severity for item in findings(root / "recipes/micro.yaml", sets)} == {"accepted"}
+    assert {item.severity for item in findings(root / "recipes/micro.yaml", sets[:1])} == {"error"}
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("buidl", ["build", "validate"], "build"),
+        ("max_num_seq", ["max_num_seqs", "max_model_len"], "max_num_seqs"),
+        ("max-num-seqs", ["max_num_seqs"], "max_num_seqs"),
+        ("GPTQ", ["rtn", "gptq"], "gptq"),
+        ("frob", ["build", "plan"], None),
+    ],
+)
+def test_nearest_spelling(word: str, known: list[str], meant: str | None) -> None:
+    assert nearest(word, known) == meant
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("  k: 7", "  k: 7\n  dtyp: bfloat16", "did you mean `dtype`?"),
+        ("    platform: cpu", "    platform: cpu\n    k: 7", "`k` belongs to `serve`"),
+        ("kind: adamw, lr: 1e-4", "kind: adamw, momentum: 0.9, lr: 1e-4", "remove it; fields here: kind, lr, betas"),
+        ("method: gptq", "method: gtpq", "did you mean `gptq`?"),
+        ("data: teacher_corpus", "data: techer_corpus", "did you mean `teacher_corpus`?"),
+        ("from: pretrain", "from: pretrian", "did you mean `pretrain`?"),
+        ("expand-sampling", "expand-samplng", "did you mean `expand-sampling`?"),
+        ("grid: {method: rtn}", "grid: {}", "add `method: rtn` or `method: gptq`"),
+        ("      seed: 5\n", "", "add `seed: ...`, a whole number"),
+        ("group_size: 32", "group_size: 33", "write `32`, `64` or `128`"),
+        ("seed: 42", "seed: 42.0", "write 42"),
+        ("name: micro", "name: Micro", "use lower-case letters"),
+        ("  heldout: {", "  Held: {", "use lower-case letters"),
+        ("warmup_ratio: 0.03", "warmup_ratio: 3", "write a value of at most 1"),
+    ],
+)
+def test_the_help_says_what_to_type(recipes: Path, old: str, new: str, words: str) -> None:
+    found = twin(recipes, {"replace": {old: new}})
+    assert any(words in (item.hint or "") for item in found), "\n".join(map(str, found))
+
+
+def test_a_stage_and_a_rule_get_the_nearest_spelling(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = ["--store", str(tmp_path / "store")]
+    assert main(["why", "distil", str(root / "recipes/micro.yaml"), *store]) == 2
+    assert "did you mean `distill`?" in capsys.readouterr().err
+    assert main(["explain", "DFR01"]) == 2
+    assert "did you mean `DRF01`?" in capsys.readouterr().err
+    assert main(["buidl"]) == 2
+    assert "did you mean `build`?" in capsys.readouterr().err
+
+
+def test_explain_prints_the_page_and_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "drf01"]) == 0
+    assert capsys.readouterr().out.encode() == files(PAGES)["DRF01.md"]
+    assert main(["explain"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(PAGES)
+
+
+GOLDEN: dict[str, dict[str, Any]] = {
+    "text-and-shape": {
+        "replace": {
+            "name: micro": "name: no",
+            "kind: muon, lr: 8e-3": "kind: moun, lr: 8e-3",
+            "lr: 1e-4": 'lr: "1e-4"',
+            "seed: 42": "seed: 042",
+            "      taps_from: teacher": "      taps_form: teacher",
+            "method: gptq": "method: gtpq",
+            "  max_num_seqs: 4": "  max_num_seqs: 4\n  max_num_seqs: 8",
+            "  hardware: cpu": "\thardware: cpu",
+        }
+    },
+    "broken-sections": {
+        "replace": {
+            "grid: {method: rtn}": "grid: {method: rtn",
+            "drafter:": "<<<<<<< ours\ndrafter:\n=======\ndraftr:\n>>>>>>> theirs",
+            "  k: 7": "  k: 7: 8",
+            "image: {base: {debian: bookworm}}": "image: {base: {debian: bookwrom}}",
+        }
+    },
+    "rules": {
+        "replace": {
+            "  k: 7": "  k: 8",
+            "taps: [0, 1, 2]": "taps: [0, 1, 4]",
+            "window: 64": "window: 4",
+            "exclude: [heldout]}\n  prompts_b": "exclude: []}\n  prompts_b",
+            "gdn-short-verify, ": "gdn-short-verfy, ",
+        }
+    },
+    "wide-and-long": {
+        "replace": {
+            '"re:.*conv1d$"]': '"re:.*conv1d$"]  # \u5c64 \u2026',
+            "ignore: [lm_head": 'ignore: [\u5168\u5c64, \u200be\u0301, "re:[", lm_head'
+            + ", some.module.with.a.long.name" * 6,
+        }
+    },
+    "set": {"set": ["serve.k=8", "drafter.swa={window: 4, semantics: symmetric-per-query, apply: always}"]},
+    "accepted": {"set": ["serve.k=5", "accept=[{rule: DRF02, because: K 5 is as fast on this machine}]"]},
+    "accepted-in-vain": {
+        "replace": {
+            "evaluate:": "accept:\n"
+            "  - {rule: DRF2, because: a reason}\n"
+            "  - {rule: DRF01, because: a reason}\n"
+            "  - {rule: SRV01, because: a reason}\n\n"
+            "evaluate:"
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_what_a_user_reads(
+    name: str, recipes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit = GOLDEN[name]
+    twin(recipes, {key: value for key, value in edit.items() if key != "set"})
+    monkeypatch.chdir(recipes.parent)
+    sets = [part for given in edit.get("set", []) for part in ("--set", given)]
+    code = main(["validate", "recipes/micro.yaml", *sets])
+    shown = capsys.readouterr().out
+    assert shown == (HERE / "golden" / f"{name}.txt").read_text()
+    assert code == (2 if ": error[" in shown else 0)
+
+
+def test_json_has_the_same_findings_in_its_own_shape(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(root / "recipes/micro.yaml"), "--set", "serve.k=8", "--json"]) == 2
+    (item,) = json.loads(capsys.readouterr().out)["diagnostics"]
+    assert list(item) == ["rule", "severity", "file", "line", "column", "message", "hint"]
+    assert (item["rule"], item["line"], item["column"]) == ("DRF01", 1, 9)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colour_is_for_terminals_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    text = "\n".join(map(str, findings(root / "recipes/micro.yaml", ["serve.k=8"])))
+    shown = painted(text, Terminal())
+    assert shown != text and re.sub("\x1b\\[[0-9]+m", "", shown) == text
+    assert painted(text, io.StringIO()) == text
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert painted(text, Terminal()) == text
+
+
+def test_a_recipe_cannot_move_the_cursor(recipes: Path) -> None:
+    found = twin(recipes, {"replace": {"  k: 7": '  k: "\\e[2J\\u202e"'}})
+    assert found and all(letter == "\n" or letter.isprintable() for item in found for letter in str(item))
