@@ -17,7 +17,6 @@ from qdc.core.spelling import suggestion
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
 from qdc.recipe.model import Recipe
 from qdc.recipe.reading import Document, Path_, parse_document, read_document
-from qdc.recipe.shape import schema_finding
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,8 @@ def load(path: Path, sets: list[str] | None = None) -> Loaded:
     try:
         model = Recipe.model_validate(document.data)
     except ValidationError as error:
+        from qdc.recipe.shape import schema_finding
+
         found = [schema_finding(document, item) for item in error.errors()]
         raise RecipeInvalid(faults + [item for item in found if item is not None]) from None
     if faults:

@@ -6,9 +6,11 @@ Rules over several fields live in `qdc.rules`; this module does not know them.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, StrictStr, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, StrictInt, StrictStr, Tag
+from pydantic_core import CoreSchema
 
 Positive = Annotated[StrictInt, Field(gt=0)]
 NonNegative = Annotated[StrictInt, Field(ge=0)]
@@ -21,7 +23,34 @@ Word = Annotated[StrictStr, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=48)]
 class Fields(BaseModel):
     """The base of all: extra fields forbidden, strict types, immutable."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The schema with the text under each field as its description: read here, because only the schema needs it."""
+        made = handler(core_schema)
+        properties = handler.resolve_ref_schema(made).get("properties", {})
+        for name, text in _texts(cls).items():
+            properties[cls.model_fields[name].alias or name]["description"] = text
+        return made
+
+
+def _texts(model: type[BaseModel]) -> dict[str, str]:
+    """Field -> the string under it in the class's source."""
+    import ast
+    import inspect
+
+    (definition,) = ast.parse(inspect.getsource(model)).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
 
 class Attention(Fields):
