@@ -279,3 +279,22 @@ def test_colour_is_for_terminals_alone(root: Path, monkeypatch: pytest.MonkeyPat
 def test_a_recipe_cannot_move_the_cursor(recipes: Path) -> None:
     found = twin(recipes, {"replace": {"  k: 7": '  k: "\\e[2J\\u202e"'}})
     assert found and all(letter == "\n" or letter.isprintable() for item in found for letter in str(item))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "places"),
+    [
+        ("  qad:", "  qad:\nbare", [("YML10", 35, 1)]),
+        ("name: micro", "name micro", [("YML10", 4, 1)]),
+        ("chat_template: ", "chat_template: '", [("YML10", 121, 18)]),
+        ("  k: 7", "  k: \u0007\u0007", [("YML08", 117, 6), ("YML08", 117, 7)]),
+        ("version: 1", "version: 1\n---\nversion: 1", [("YML08", 5, 1)]),
+        ("lr: 8e-3", "lr: [8e-3", [("YML10", 24, 98)]),
+    ],
+)
+def test_one_fault_of_the_text_is_not_many(
+    recipes: Path, old: str, new: str, places: list[tuple[str, int, int]]
+) -> None:
+    found = twin(recipes, {"replace": {old: new}})
+    shown = [(item.rule, item.line, item.column) for item in found]
+    assert shown == places, "\n".join(map(str, found))

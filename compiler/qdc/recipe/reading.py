@@ -173,7 +173,7 @@ def scan_document(raw: bytes, name: str, shown: tuple[str, str] = ("", "")) -> D
     document.data = reader.value(nodes[0], (), ())
     document.faults = text.faults
     document.bad, document.partial = reader.bad, reader.partial
-    if text.skipped:
+    if text.skipped or len(nodes) > 1:
         document.partial.add(())
     if not isinstance(document.data, dict):
         if not text.faults:
@@ -191,6 +191,7 @@ class _Text:
         self.faults: list[Diagnostic] = []
         self.fatal = False
         self.skipped = False
+        self.last = "", 0
         self.tabs: set[int] = set()
         self.lines: list[str] = [""]
         self.given: list[str] = self.lines
@@ -294,6 +295,8 @@ class _Text:
         """Report a syntax error and blank its section (a key at the margin and what is under it)."""
         problem, context = error.problem_mark or error.context_mark, error.context_mark
         opened = context if context and re.search("flow|quoted|block scalar", error.context or "") else None
+        if context and ("simple key" in (error.context or "") or "end of stream" in (error.problem or "")):
+            problem = context
         line = problem.line + 1 if problem else 1
         first = opened.line + 1 if opened else line
         start = first
@@ -302,12 +305,15 @@ class _Text:
         end = first
         while end < len(self.lines) and not re.match(r"[^\s#\]}-]", self.lines[end]):
             end += 1
-        known = any(start <= tab <= end for tab in self.tabs) or (self.skipped and "alias" in (error.problem or ""))
-        if not known:
+        what = (error.problem or error.context or "").replace("could not found", "could not find")
+        follows = (self.skipped and "alias" in what) or (what, start) == self.last
+        self.last = what, end + 1
+        if not follows and not any(start <= tab <= end for tab in self.tabs):
             column = problem.column + 1 if problem else 1
-            what = (error.problem or error.context or "").replace("could not found", "could not find")
+            word = re.match(r"[^\s]*", self.lines[line - 1][column - 1 :]) if problem is context else None
             hint, also = _syntax_help(error, opened, self.lines)
-            self.fault("YML10", line, column, column + 1, f"not YAML: {what}", hint, also)
+            last = column + len(word.group() if word and not opened else "")
+            self.fault("YML10", line, column, last, f"not YAML: {what}", hint, also)
         blank = range(start - 1, min(end, len(self.lines)))
         progress = any(self.lines[index] for index in blank)
         for index in blank:
@@ -347,11 +353,20 @@ def _syntax_help(
     """What to type where PyYAML's words do not say it, and where the open bracket or quote is."""
     problem = error.problem or ""
     if opened is not None and opened.line < len(lines):
+        own = "end of stream" in problem
         letter = lines[opened.line][opened.column : opened.column + 1]
         closing = {"[": "]", "{": "}"}.get(letter, letter)
         place = Span(opened.line + 1, opened.column + 1, opened.line + 1, opened.column + 2)
         if letter in "[{'\"" and letter:
-            return f"close the `{letter}` of line {opened.line + 1} with `{closing}`", (place, "opened here")
+            return (
+                f"close the `{letter}` of line {place.line}, column {place.column}, with `{closing}`",
+                None
+                if own
+                else (
+                    place,
+                    "opened here",
+                ),
+            )
     if "mapping values are not allowed" in problem:
         return "indent it as its neighbours are, or put the text with `:` in quotes", None
     if "cannot start any token" in problem and "\\t" in problem:

@@ -37,9 +37,10 @@ def schema_finding(document: Document, error: Any) -> Diagnostic | None:
     path = _path_in(location[:-1] if key else location)
     if any(path[: len(bad)] == bad for bad in document.bad if bad):
         return None
-    if kind == "missing" and path[:-1] in document.partial:
-        return None
     context, given = error.get("ctx", {}), error["input"]
+    repaired = bool(document.faults) and isinstance(given, str) and "\ufffd" in given
+    if repaired or (kind == "missing" and path[:-1] in document.partial):
+        return None
     name = ".".join(str(part) for part in path) or "the recipe"
     if kind == "extra_forbidden":
         help_ = _unknown(str(path[-1]), location)
