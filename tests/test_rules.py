@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import yaml
 from qdc.cli import main
 from qdc.cli.common import painted
 from qdc.core.spelling import nearest
+from qdc.graph.expand import expand
+from qdc.graph.table import KINDS
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
 from qdc.recipe.findings import FINDINGS
 from qdc.recipe.load import load
 from qdc.recipe.reading import scan_document
 from qdc.rules import accept
-from qdc.rules.check import PAGES, TOPICS, check
+from qdc.rules.check import PAGES, TOPICS, check, require
 from qdc.rules.pages import files
 
 HERE = Path(__file__).parent
@@ -124,6 +127,17 @@ def test_an_acceptance_lets_one_finding_stand(root: Path) -> None:
     assert str(found[0]).endswith("; because: measured at K 5") and "\n" not in str(found[0])
 
 
+def test_the_image_stage_gets_the_acceptances_for_the_manifest(root: Path) -> None:
+    sets = ["serve.k=5", "accept=[{rule: DRF02, because: measured at K 5}]"]
+    loaded = load(root / "recipes/micro.yaml", sets)
+    assert require(loaded) == check(loaded)
+    code = dict.fromkeys(KINDS, "0" * 64)
+    versions = {name: "1" for kind in KINDS.values() for name in kind.packages}
+    facts = {"code": code, "versions": versions, "chat_template": "", "serve_lock": "", "sources": {}}
+    (image,) = [item for item in expand(loaded.data, facts) if item.name == "image"]
+    assert image.params["accepted"] == [{"rule": "DRF02", "because": "measured at K 5"}]
+
+
 def test_an_error_can_be_accepted_too(root: Path) -> None:
     entry = "accept=[{rule: DAT05, because: the set is the same on purpose}]"
     sets = ["data.prompts_a.exclude=[]", entry]
@@ -226,6 +240,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
         }
     },
     "set": {"set": ["serve.k=8", "drafter.swa={window: 4, semantics: symmetric-per-query, apply: always}"]},
+    "set-unknown": {"set": ["serve.kk=5", "drafter.swa={windw: 64, semantics: symmetric-per-query, apply: always}"]},
     "accepted": {"set": ["serve.k=5", "accept=[{rule: DRF02, because: K 5 is as fast on this machine}]"]},
     "accepted-in-vain": {
         "replace": {
@@ -249,7 +264,10 @@ def test_what_a_user_reads(
     sets = [part for given in edit.get("set", []) for part in ("--set", given)]
     code = main(["validate", "recipes/micro.yaml", *sets])
     shown = capsys.readouterr().out
-    assert shown == (HERE / "golden" / f"{name}.txt").read_text()
+    golden = HERE / "golden" / f"{name}.txt"
+    if os.environ.get("GOLDEN") == "write":
+        golden.write_text(shown)
+    assert shown == golden.read_text()
     assert code == (2 if ": error[" in shown else 0)
 
 

@@ -79,7 +79,8 @@ class Document:
                 del table[known]
         self.sets = {known: value for known, value in self.sets.items() if known[: len(path)] != path}
         self.sets[path] = given
-        self.keys[path] = given.values[("value",)]
+        end = given.lines[0].index("=") + 1
+        self.keys[path] = Span(1, end - len(str(path[-1])), 1, end)
         for source, table in ((given.keys, self.keys), (given.values, self.values)):
             table.update({path + known[1:]: span for known, span in source.items() if known != ("value",)})
         self.values[path] = given.values[("value",)]
