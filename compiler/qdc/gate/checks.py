@@ -163,8 +163,8 @@ def ask_to_the_end(served: Served, subject: Subject, asked: Asked) -> Asked:
 def check_lossless(plain: Served, asked: Asked, cut_off: Asked, report: Callable[[int, int, str], None]) -> Check:
     """The same greedy tokens from `plain`, a server of the same target that does not speculate.
 
-    A prompt whose first difference is a tie (the two tokens are plain's two highest logits, at most 2 BF16 steps
-    apart) is counted as such; at most 2 % of the prompts may be.
+    A prompt whose first difference is a tie (plain's logit of the other token is at most 2 BF16 steps below its
+    highest) is counted as such; at most 2 % of the prompts may be.
     """
     answers = [*asked.answers, *cut_off.answers]
     requests = [texts.with_logits(request) for request in (*asked.requests, *cut_off.requests)]
@@ -208,7 +208,7 @@ def difference(with_drafter: Answer, without: Answer) -> str | None:
     top = without.json()["choices"][0]["logprobs"]["content"][place]["top_logprobs"]
     logits = {int(entry["token"].removeprefix("token_id:")): float(entry["logprob"]) for entry in top}
     if ours[place] not in logits or theirs[place] not in logits:
-        return f"token {place} is {ours[place]}, not one of the two highest without speculation"
+        return f"token {place} is {ours[place]}, not one of the {len(logits)} highest without speculation"
     gap = bf16_steps(logits[ours[place]], logits[theirs[place]])
     return "tie" if gap <= TIE_ULPS else f"token {place} differs by {gap:.1f} BF16 steps of the logit"
 

@@ -21,6 +21,10 @@ _ASK = (
 )
 
 
+SHOWN_LOGITS = 5
+"""How many of the highest logits are asked for: more than two tokens may tie."""
+
+
 def built_in(wanted: int) -> list[Messages]:
     """`wanted` different short conversations of one user message, always the same ones."""
     found: list[Messages] = []
@@ -40,8 +44,8 @@ def chat(model: str, messages: Messages, **more: Any) -> dict[str, Any]:
 
 
 def with_logits(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The same request, answering each token's two highest logits too (on a server with raw logits)."""
-    more = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True}
+    """The same request, answering each token's highest logits too (on a server with raw logits)."""
+    more = {"logprobs": True, "top_logprobs": SHOWN_LOGITS, "return_tokens_as_token_ids": True}
     return {**request, "body": {**request["body"], **more}}
 
 

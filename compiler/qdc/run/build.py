@@ -1,6 +1,6 @@
 """plan -> artifacts: runs what is stale, publishes it, and writes the build record.
 
-As many stages of the "compute" lane as the user allows run at a time; "io" stages run beside them. After every
+As many stages of the "compute" lane as the user allows run at a time, and one of the "io" lane beside them. After every
 finished stage the plan is made anew, so that an output that did not change leaves what follows fresh.
 """
 
@@ -117,9 +117,9 @@ class Build:
             if stage.state != "stale" or stage.instance.name in self.running:
                 continue
             others = [item.stage for item in self.running.values()]
-            computing = sum(other.instance.lane == "compute" for other in others)
-            full = stage.instance.lane == "compute" and computing >= self.settings.jobs
-            if not full and all(other.key != stage.key for other in others):
+            beside = sum(other.instance.lane == stage.instance.lane for other in others)
+            room = self.settings.jobs if stage.instance.lane == "compute" else 1
+            if beside < room and all(other.key != stage.key for other in others):
                 self._start(stage)
 
     def _start(self, stage: Stage) -> None:
