@@ -8,10 +8,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from qdc.core.errors import WRONG_USE, QdcError
-from qdc.store.store import Store
+
+if TYPE_CHECKING:
+    from qdc.store.store import Store
 
 ANSWER_SCHEMA = 1
 
@@ -47,6 +49,8 @@ def parser(verb: str, about: str, *, sets: bool = False) -> Parser:
 
 def open_store(option: str | None, near: Path | None = None) -> Store:
     """The store: the option, QDC_STORE, the nearest `artifacts` folder above the recipe, or one beside it."""
+    from qdc.store.store import Store
+
     chosen = option or os.environ.get("QDC_STORE")
     if chosen:
         return Store(Path(chosen).absolute())

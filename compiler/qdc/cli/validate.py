@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -13,9 +14,11 @@ def main(arguments: list[str]) -> int:
     options = parser("validate", __doc__ or "", sets=True)
     options.add_argument("recipe", type=Path)
     given = options.parse_args(arguments)
+    gc.disable()  # Importing makes many objects and no garbage.
     from qdc.recipe.load import load
     from qdc.rules.check import check
 
+    gc.enable()
     try:
         findings: list[Diagnostic] = check(load(given.recipe, given.sets))
     except RecipeInvalid as invalid:
