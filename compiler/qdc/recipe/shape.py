@@ -62,7 +62,7 @@ def schema_finding(document: Document, error: Any) -> Diagnostic | None:
     if kind in _WANTED:
         return _wrong_type(document, path, name, kind, given)
     said = error["msg"][0].lower() + error["msg"][1:]
-    hint: str | None = None
+    hint = "schema/recipe.schema.json says what it takes"
     if kind == "string_pattern_mismatch":
         dashes = "-" in context["pattern"]
         said = f"`{given}` is not a name of the allowed form"

@@ -176,7 +176,7 @@ def k_is_of_a_drafter(loaded: Loaded) -> Iterator[Found]:
     if drafter is not None and k is None:
         size = drafter.architecture.draft_block_size
         hint = f"a draft block of {size} drafts at most {size - 1} tokens: write `k: {size - 1}`"
-        yield Found(("serve",), "`serve.k` is missing", hint, key=True)
+        yield Found(("serve", "k"), "`serve.k` is missing", hint)
 
 
 @TOPIC.rule(
