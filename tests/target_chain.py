@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from small_model import ARCHITECTURE
 from stage_harness import CHATML, run_stage
 
 SCHEME = {"bits": 4, "group_size": 16, "symmetric": True}
@@ -12,17 +13,7 @@ IGNORE = ["lm_head", "re:.*conv1d$", r"re:.*linear_attn\.in_proj_[ab]$"]
 SAMPLING = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_tokens": 24, "seed": 7}
 BASE: dict[str, Any] = {
     "scratch": {
-        "architecture": {
-            "kind": "qwen3_5",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "layers": ["linear_attention", "full_attention"],
-            "attention": {"heads": 2, "kv_heads": 1, "head_dim": 32},
-            "linear_attention": {"key_heads": 1, "value_heads": 2, "head_dim": 16, "conv_kernel": 4},
-            "rope_theta": 10000.0,
-            "max_position_embeddings": 256,
-            "init_range": 0.05,
-        },
+        "architecture": {**ARCHITECTURE, "init_range": 0.05},
         "tokenizer": {"kind": "byte-bpe", "vocab_size": 480, "mask_token": "<|mask|>"},
         "training": {
             "steps": 12,

@@ -7,12 +7,12 @@ import random
 import re
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_model import small_model
 from stage_harness import CHATML
 
 from qdc.core.errors import QdcError
@@ -21,7 +21,6 @@ from qdc.methods import (
     divergence,
     documents,
     pretraining,
-    qwen,
     statistics,
     student,
     synthetic,
@@ -29,25 +28,8 @@ from qdc.methods import (
     training,
 )
 from qdc.methods.census import census
-from qdc.methods.qwen_model import Qwen
 
 torch.set_num_threads(1)
-
-ARCHITECTURE: dict[str, Any] = {
-    "kind": "qwen3_5",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "layers": ["linear_attention", "full_attention"],
-    "attention": {"heads": 2, "kv_heads": 1, "head_dim": 32},
-    "linear_attention": {"key_heads": 1, "value_heads": 2, "head_dim": 16, "conv_kernel": 4},
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 256,
-    "init_range": 0.2,
-}
-
-
-def small_model(seed: int = 0, vocab: int = 64) -> Qwen:
-    return qwen.build_model(qwen.text_config(ARCHITECTURE, vocab, {"pad": 0, "eos": 2}), seed).eval()
 
 
 def test_divergence_in_chunks_equals_the_whole_with_its_gradients() -> None:

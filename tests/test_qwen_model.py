@@ -9,31 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_model import small_model
 
 from qdc.methods import (
     gated_delta,
     generate,
     qwen,
 )
-from qdc.methods.qwen_model import Qwen
 
 torch.set_num_threads(1)
-
-ARCHITECTURE: dict[str, Any] = {
-    "kind": "qwen3_5",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "layers": ["linear_attention", "full_attention"],
-    "attention": {"heads": 2, "kv_heads": 1, "head_dim": 32},
-    "linear_attention": {"key_heads": 1, "value_heads": 2, "head_dim": 16, "conv_kernel": 4},
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 256,
-    "init_range": 0.2,
-}
-
-
-def small_model(seed: int = 0, vocab: int = 64) -> Qwen:
-    return qwen.build_model(qwen.text_config(ARCHITECTURE, vocab, {"pad": 0, "eos": 2}), seed).eval()
 
 
 def stock_rule(inputs: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> Any:
