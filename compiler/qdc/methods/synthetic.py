@@ -1,6 +1,6 @@
 """Text made by rule: short chat problems whose answers can be checked, for recipes that need no download.
 
-`arithmetic-chat`: word problems of one to three sums, and lists to be reversed. Every number is below 100,
+`arithmetic-chat`: word problems of one or two sums, and lists to be reversed. Every number is below 100,
 so that a tokenizer may give each its own token. No torch here; nothing is known of folders.
 """
 
@@ -21,8 +21,8 @@ THINGS = ("apples", "coins", "books", "cards", "pens", "eggs", "cups", "keys", "
 PLACES = ("at home", "in a box", "in a bag", "at school")
 GAINS = ("finds", "buys", "gets", "makes")
 LOSSES = ("loses", "sells", "drops", "breaks")
-OPERATIONS = ((1, 0.45), (2, 0.40), (3, 0.15))
-REVERSALS = 0.08
+OPERATIONS = ((1, 0.6), (2, 0.4))
+REVERSALS = 0.03
 DRAWS_PER_ROW = 50
 
 
@@ -47,13 +47,13 @@ def prompt_id(prompt: str) -> str:
 def _word_problem(draw: random.Random) -> Problem:
     name, things = draw.choice(NAMES), draw.choice(THINGS)
     count = draw.choices([n for n, _ in OPERATIONS], [w for _, w in OPERATIONS])[0]
-    total = draw.randint(3, 40)
+    total = draw.randint(3, 30)
     told = [f"{name} has {total} {things} {draw.choice(PLACES)}."]
     worked = [f"First {name} has {total} {things}."]
     for index in range(count):
         lead = "" if index == 0 else "Then "
         gains = total < 8 or draw.random() < 0.5
-        amount = draw.randint(2, 12) if gains else draw.randint(2, min(12, total - 1))
+        amount = draw.randint(2, 9) if gains else draw.randint(2, min(9, total - 1))
         after = total + amount if gains else total - amount
         verb, sign = (draw.choice(GAINS), "+") if gains else (draw.choice(LOSSES), "-")
         told.append(f"{lead}{name} {verb} {amount}{' more' if gains else ''} {things}.")
