@@ -128,7 +128,7 @@ def product(k: int = 7, window: int | None = 64) -> dict[str, Any]:
     return {
         "target": {
             "base": {"scratch": {}},
-            "quantization": {"grid": {"method": "rtn"}, "scheme": SCHEME, "ignore": ["lm_head"]},
+            "quantization": {"method": "rtn", "scheme": SCHEME, "ignore": ["lm_head"]},
             "qad": {"trainable": "quantized-weights", "schedule": {"kind": "cosine", "steps": 60}},
         },
         "data": {},

@@ -24,7 +24,9 @@ FACTS: dict[str, Any] = {
     "versions": {name: "1.0" for kind in KINDS.values() for name in kind.packages},
     "chat_template": "template",
     "serve_lock": "lock",
+    "templates": {},
     "sources": {},
+    "trees": {},
 }
 
 

@@ -24,7 +24,7 @@ H = "0123456789abcdef" * 4
 PRODUCT: dict[str, Any] = {
     "target": {
         "quantization": {
-            "grid": {"method": "rtn"},
+            "method": "rtn",
             "scheme": {"bits": 4, "group_size": 32, "symmetric": True},
             "ignore": ["lm_head"],
         },

@@ -50,7 +50,7 @@ def texts(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
         ("drafter.architecture.taps", [0, 2], "drafter taps [0, 1, 2] -> [0, 2]"),
         ("drafter", {"kind": "ngram"}, "drafter: DFlash -> n-gram K=7"),
         ("drafter", None, "drafter: DFlash -> none"),
-        ("target.quantization.grid.method", "gptq", "target: grid rtn -> gptq"),
+        ("target.quantization.method", "gptq", "target: grid rtn -> gptq"),
         ("target.quantization.scheme.group_size", 128, "target: group size 32 -> 128"),
         ("target.quantization.ignore", ["re:.*fc$"], "target: module mask, ignored: -lm_head +re:.*fc$"),
         ("target.qad", None, "target: QAD quantized-weights -> none"),

@@ -169,7 +169,7 @@ def test_a_wrong_field_is_named_with_its_place(recipes: Path, old: str, new: str
 
 def test_all_faults_of_a_file_in_one_run(recipes: Path) -> None:
     path = recipes / "micro.yaml"
-    path.write_text(path.read_text().replace("  k: 7", "  k: x").replace("layers: 2", "layerz: 2"))
+    path.write_text(path.read_text().replace("  k: 7", "  k: x").replace("conv_kernel", "conv_kernl"))
     with pytest.raises(RecipeInvalid) as caught:
         load(path)
     assert len(caught.value.diagnostics) == 3

@@ -133,7 +133,8 @@ def test_the_image_stage_gets_the_acceptances_for_the_manifest(root: Path) -> No
     assert require(loaded) == check(loaded)
     code = dict.fromkeys(KINDS, "0" * 64)
     versions = {name: "1" for kind in KINDS.values() for name in kind.packages}
-    facts = {"code": code, "versions": versions, "chat_template": "", "serve_lock": "", "sources": {}}
+    facts = {"code": code, "versions": versions, "chat_template": "", "serve_lock": ""}
+    facts |= {"sources": {}, "trees": {}, "templates": {}}
     (image,) = [item for item in expand(loaded.data, facts) if item.name == "image"]
     assert image.params["accepted"] == [{"rule": "DRF02", "because": "measured at K 5"}]
 
@@ -169,9 +170,9 @@ def test_nearest_spelling(word: str, known: list[str], meant: str | None) -> Non
         ("data: teacher_corpus", "data: techer_corpus", "did you mean `teacher_corpus`?"),
         ("from: pretrain", "from: pretrian", "did you mean `pretrain`?"),
         ("expand-sampling", "expand-samplng", "did you mean `expand-sampling`?"),
-        ("grid: {method: rtn}", "grid: {}", "add `method: rtn` or `method: gptq`"),
+        ("optimizer: {kind: muon, lr: 8e-3", "optimizer: {lr: 8e-3", "add `kind: muon` or `kind: adamw`"),
         ("      seed: 5\n", "", "add `seed: ...`, a whole number"),
-        ("group_size: 32", "group_size: 33", "write `32`, `64` or `128`"),
+        ("group_size: 32", "group_size: 33", "write `-1`, `32`, `64` or `128`"),
         ("seed: 42", "seed: 42.0", "write 42"),
         ("name: micro", "name: Micro", "use lower-case letters"),
         ("  heldout: {", "  Held: {", "use lower-case letters"),
@@ -217,7 +218,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
     },
     "broken-sections": {
         "replace": {
-            "grid: {method: rtn}": "grid: {method: rtn",
+            "scheme: {bits: 4, group_size: 32": "scheme: {bits: 4, group_size: [32",
             "drafter:": "<<<<<<< ours\ndrafter:\n=======\ndraftr:\n>>>>>>> theirs",
             "  k: 7": "  k: 7: 8",
             "image: {base: {debian: bookworm}}": "image: {base: {debian: bookwrom}}",
@@ -304,8 +305,8 @@ def test_a_recipe_cannot_move_the_cursor(recipes: Path) -> None:
     [
         ("  qad:", "  qad:\nbare", [("YML10", 35, 1)]),
         ("name: micro", "name micro", [("YML10", 4, 1)]),
-        ("chat_template: ", "chat_template: '", [("YML10", 121, 18)]),
-        ("  k: 7", "  k: \u0007\u0007", [("YML08", 117, 6), ("YML08", 117, 7)]),
+        ("chat_template: ", "chat_template: '", [("YML10", 122, 18)]),
+        ("  k: 7", "  k: \u0007\u0007", [("YML08", 118, 6), ("YML08", 118, 7)]),
         ("version: 1", "version: 1\n---\nversion: 1", [("YML08", 5, 1)]),
         ("lr: 8e-3", "lr: [8e-3", [("YML10", 24, 98)]),
     ],

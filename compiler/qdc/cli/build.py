@@ -8,6 +8,7 @@ from typing import Any
 
 from qdc.cli.common import answer, note, open_store, parser
 from qdc.cli.progress import listener
+from qdc.core.errors import COULD_NOT, QdcError
 from qdc.run.build import Build, Ran, artifact_json, save_build
 from qdc.run.front import front
 from qdc.run.records import build_document, measurements
@@ -26,6 +27,8 @@ def main(arguments: list[str]) -> int:
     read = front(given.recipe, given.sets, store)
     for warning in read.warnings:
         note(warning)
+    if read.missing:
+        raise _unsupported(read.missing)
     from qdc.run.settings import settings
 
     only = _needed(read.instances, given.until) if given.until else None
@@ -57,6 +60,16 @@ def main(arguments: list[str]) -> int:
     else:
         _print(id, stages, image, rows, tests, time.time() - started)
     return 0
+
+
+def _unsupported(missing: list[tuple[str, str]]) -> QdcError:
+    listed = "".join(f"\n  {path}: {what}" for path, what in missing)
+    return QdcError(
+        "build.unsupported",
+        f"this recipe can be checked and planned, but its image cannot be built yet; no stage makes:{listed}",
+        exit_code=COULD_NOT,
+        hint="`qdc plan` shows what it would be",
+    )
 
 
 def _needed(instances: list[Any], wanted: list[str]) -> set[str]:

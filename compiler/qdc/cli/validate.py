@@ -17,10 +17,11 @@ def main(arguments: list[str]) -> int:
     gc.disable()  # Importing makes many objects and no garbage.
     from qdc.recipe.load import load
     from qdc.rules.check import check
+    from qdc.sources.facts import attach
 
     gc.enable()
     try:
-        findings: list[Diagnostic] = check(load(given.recipe, given.sets))
+        findings: list[Diagnostic] = check(attach(load(given.recipe, given.sets)))
     except RecipeInvalid as invalid:
         findings = invalid.diagnostics
     errors = [item for item in findings if item.severity == "error"]

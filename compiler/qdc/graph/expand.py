@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from qdc.graph.instances import Instance
+from qdc.graph.instances import LOCK, Instance
 from qdc.graph.table import KINDS
 
 Json = dict[str, Any]
@@ -31,7 +31,7 @@ class Expander:
             self.instances[name] = Instance(
                 name,
                 kind,
-                params,
+                _given(params),
                 dict(sorted(inputs.items())),
                 self.facts["code"][kind],
                 packages,
@@ -45,18 +45,17 @@ class Expander:
 
     def prompts(self, name: str) -> str:
         entry = self.recipe["data"][name]
-        excludes = {f"exclude_{index}": self.prompts(other) for index, other in enumerate(entry["exclude"])}
-        return self.add(f"prompts:{name}", "prompts", {"synthetic": entry["synthetic"], "answers": True}, excludes)
+        inputs = {f"exclude_{index}": self.prompts(other) for index, other in enumerate(entry["exclude"])}
+        params = {key: value for key, value in entry.items() if key not in ("exclude", "path")}
+        if "path" in entry or "hf_dataset" in entry:
+            inputs["source"] = self.source(f"data.{name}")
+        return self.add(f"prompts:{name}", "prompts", params, inputs)
 
     def corpus(self, name: str) -> str:
         entry = self.recipe["data"][name]
         model, folder = self.model(entry["by"])
-        params = {
-            "by": entry["by"],
-            "model_folder": folder,
-            "sampling": entry["sampling"],
-            "truncated": entry["truncated"],
-        }
+        params = {key: value for key, value in entry.items() if key not in ("prompts", "chat_template")}
+        params |= {"model_folder": folder, "chat_template": self.facts["templates"].get(f"data.{name}")}
         return self.add(f"corpus:{name}", "corpus", params, {"prompts": self.prompts(entry["prompts"]), "model": model})
 
     def pack(self, name: str, qad: Json) -> str:
@@ -73,16 +72,17 @@ class Expander:
         """The instance and the folder in it that hold the teacher's or the target's dense BF16 weights."""
         return (self.base(), ".") if which == "teacher" else (self.target(), "dense")
 
+    def source(self, place: str) -> str:
+        """The input of what the recipe names at `place`: its tree, or the lock that must name it first."""
+        tree = self.facts["sources"].get(place)
+        return f"tree:{tree}" if tree else f"{LOCK}{place}"
+
     def base(self) -> str:
         source = self.recipe["target"]["base"]
         template = self.facts["chat_template"]
-        if "path" in source:
-            return self.add(
-                "base",
-                "base",
-                {"path": True, "chat_template": template},
-                {"source": f"tree:{self.facts['sources'][source['path']]}"},
-            )
+        if "scratch" not in source:
+            params = {"copy": True, "chat_template": template}
+            return self.add("base", "base", params, {"source": self.source("target.base")})
         scratch = source["scratch"]
         training = {key: value for key, value in scratch["training"].items() if key != "data"}
         return self.add(
@@ -94,14 +94,15 @@ class Expander:
 
     def grid(self) -> str:
         quantization = self.recipe["target"]["quantization"]
-        grid = quantization["grid"]
         inputs = {"base": self.base()}
-        calibration = grid.get("calibration")
+        calibration = quantization["calibration"]
         if calibration is not None:
             inputs["corpus"] = self.corpus(calibration["data"])
             calibration = {key: value for key, value in calibration.items() if key != "data"}
+        if quantization["grid"] is not None:
+            inputs["published"] = self.source("target.quantization.grid")
         params = {
-            "method": grid["method"],
+            "method": quantization["method"],
             "scheme": quantization["scheme"],
             "ignore": quantization["ignore"],
             "calibration": calibration,
@@ -126,7 +127,7 @@ class Expander:
         shared = {"teacher": self.base(), "grid": self.grid(), "data": self.pack(qad["data"], qad)}
         distill = self.add("distill", "distill", trained, shared)
         params = {
-            "metric": qad["checkpoints"]["select"]["metric"],
+            **(qad["checkpoints"]["select"] or {}),
             "temperature": qad["loss"]["temperature"],
             "trainable": qad["trainable"],
         }
@@ -138,17 +139,23 @@ class Expander:
         drafter = self.recipe["drafter"]
         entry = next(item for item in drafter["training"] if item["name"] == name)
         model, folder = self.model(entry["taps_from"])
-        params = {key: value for key, value in entry.items() if key not in ("name", "data", "from")}
-        params |= {"architecture": drafter["architecture"], "model_folder": folder}
+        shape = {key: value for key, value in drafter["architecture"].items() if key != "allow_k_mismatch"}
+        params = {key: value for key, value in entry.items() if key not in ("name", "data", "from", "init")}
+        params |= {"architecture": shape, "model_folder": folder}
         inputs = {"target": model, "data": self.corpus(entry["data"])}
         if entry["from"] is not None:
             inputs["init"] = self.training(entry["from"])
+        elif entry["init"] is not None:
+            inputs["init"] = self.source(f"drafter.training.{drafter['training'].index(entry)}.init")
         return self.add(f"draft-train:{name}", "draft-train", params, inputs)
 
     def drafter_chain(self) -> list[tuple[str, str]]:
-        """(label, instance) of each drafter state, first to last; the last one is served."""
+        """(label, instance) of each drafter state, first to last; the last one is served. Empty for one without
+        weights of its own."""
         drafter = self.recipe["drafter"]
-        chain = [(entry["name"], self.training(entry["name"])) for entry in drafter["training"]]
+        chain = [(entry["name"], self.training(entry["name"])) for entry in drafter["training"] or []]
+        if drafter["checkpoint"] is not None:
+            chain.append(("published", self.source("drafter.checkpoint")))
         ptq = drafter["ptq"]
         if ptq is not None:
             calibration = ptq["calibration"]
@@ -180,8 +187,8 @@ class Expander:
     def evaluations(self) -> None:
         wanted = self.recipe["evaluate"]
         qad = self.recipe["target"]["qad"]
-        quality, acceptance = wanted["quality"], wanted["acceptance"]
-        if quality is not None and qad is not None:
+        quality = wanted["quality"]
+        if quality is not None and "data" in quality and qad is not None:
             params = {"prompts": quality["prompts"], "max_tokens": quality["max_tokens"]}
             self.add(
                 "evaluate:target",
@@ -195,9 +202,15 @@ class Expander:
                     "data": self.pack(qad["data"], qad),
                 },
             )
-        if acceptance is not None and self.recipe["drafter"] is not None:
+        if self.replayed():
             block = self.recipe["drafter"]["architecture"]["draft_block_size"]
             self.replay("evaluate:drafter", self.drafter_chain(), block - 1, None)
+
+    def replayed(self) -> bool:
+        """Whether acceptance of a drafter is to be measured by replay."""
+        drafter, acceptance = self.recipe["drafter"], self.recipe["evaluate"]["acceptance"]
+        trained = drafter is not None and bool(drafter["training"])
+        return trained and acceptance is not None and "data" in acceptance
 
     def replay(self, name: str, chain: list[tuple[str, str]], k: int, window: int | None) -> str:
         """Acceptance of each drafter of `chain` by replay on held-out prompts."""
@@ -217,7 +230,7 @@ class Expander:
     def served(self) -> str | None:
         """The replay of the served drafter with the served K and window: what a gate compares the engine with."""
         drafter = self.recipe["drafter"]
-        if drafter is None or self.recipe["evaluate"]["acceptance"] is None:
+        if not self.replayed():
             return None
         window = (drafter["swa"] or {}).get("window")
         return self.replay("evaluate:served", self.drafter_chain()[-1:], self.recipe["serve"]["k"], window)
@@ -226,22 +239,23 @@ class Expander:
 
     def image(self) -> str:
         base = self.recipe["image"]["base"]
-        debian = {"debian": base["debian"], "packages": sorted(DEBIAN_PACKAGES)} if "debian" in base else base
-        inputs = {"base_image": self.add("base-image", "base-image", debian, {}), "target": self.target()}
+        params = {"debian": base["debian"], "packages": sorted(DEBIAN_PACKAGES)} if "debian" in base else base
+        given = {"source": self.source("image.base")} if "oci" in base else {}
+        inputs = {"base_image": self.add("base-image", "base-image", params, given), "target": self.target()}
         lock = {"lock": self.facts["serve_lock"] if "debian" in base else "", "python": "3.11"}
         inputs["runtime"] = self.add("runtime", "runtime", lock, {})
         inputs["layer_target"] = self.add(
             "layer:target", "layer", {"folder": "ct", "prefix": "opt/models/target"}, {"weights": self.target()}
         )
-        if self.recipe["drafter"] is not None:
-            _, drafter = self.drafter_chain()[-1]
+        if self.recipe["drafter"] is not None and (chain := self.drafter_chain()):
+            _, drafter = chain[-1]
             inputs["drafter"] = drafter
             inputs["layer_drafter"] = self.add(
                 "layer:drafter", "layer", {"folder": ".", "prefix": "opt/models/drafter"}, {"weights": drafter}
             )
         params = {
             "name": self.recipe["name"],
-            "recipe": self.product(),
+            "recipe": _given(self.product()),
             "chat_template": self.facts["chat_template"],
             "accepted": self.recipe["accept"],
             "lock": {},
@@ -252,17 +266,34 @@ class Expander:
     def product(self) -> Json:
         """The fields of the recipe that describe what the image holds and how it serves; sources by digest."""
         product = {key: self.recipe[key] for key in ("target", "data", "drafter", "serve", "deploy", "image")}
-        path = self.recipe["target"]["base"].get("path")
-        if path is not None:
-            product["target"] = {**product["target"], "base": {"tree": self.facts["sources"][path]}}
+        for place, tree in self.facts["trees"].items():
+            product = _replaced(product, place.split("."), {"tree": tree})
         return product
+
+
+def _replaced(value: Any, path: list[str], by: Any) -> Any:
+    """`value` with `by` at `path`."""
+    if not path:
+        return by
+    if isinstance(value, list):
+        index = int(path[0])
+        return [_replaced(inner, path[1:], by) if at == index else inner for at, inner in enumerate(value)]
+    return {**value, path[0]: _replaced(value[path[0]], path[1:], by)}
+
+
+def _given(value: Any) -> Any:
+    """Without the fields that are null: an absent field and a null one are the same recipe."""
+    if isinstance(value, dict):
+        return {key: _given(inner) for key, inner in value.items() if inner is not None}
+    return [_given(inner) for inner in value] if isinstance(value, list) else value
 
 
 def expand(recipe: Json, facts: Json) -> list[Instance]:
     """All stage instances that building a recipe needs, inputs first.
 
-    `facts`: {code: kind -> digest, versions: package -> locked version, chat_template: text,
-    serve_lock: text, sources: recipe-relative path -> tree digest}.
+    `facts`: {code: kind -> digest, versions: package -> locked version, chat_template: text, serve_lock: text,
+    templates: recipe path of a corpus -> text of its own chat template, sources: recipe path of a source -> tree
+    digest, trees: the same for the user's own folders, which a manifest names by digest alone}.
     """
     expander = Expander(recipe, facts)
     expander.image()

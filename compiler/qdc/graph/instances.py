@@ -7,13 +7,15 @@ from typing import Any
 
 from qdc.core import canonical
 
+LOCK = "lock:"
+"""How an input begins that the lock must name first; the recipe path follows."""
 SCHEME = 1
 """Version of the key. Bump it when canonical JSON, the code digest or this document's shape changes."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """`inputs`: role -> name of another instance, or `tree:<64 hex>` for a folder that the user gave."""
+    """`inputs`: role -> name of another instance, `tree:<64 hex>` for bytes that are known, or `lock:<recipe path>`."""
 
     name: str
     kind: str

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from qdc.graph.instances import Instance
+from qdc.graph.instances import LOCK, Instance
 
 Lookup = Callable[[str], "dict[str, Any] | None"]
 State = Literal["fresh", "stale", "waiting"]
@@ -63,6 +63,8 @@ def _decide(instance: Instance, done: dict[str, Stage], lookup: Lookup, latest: 
     for role, source in sorted(instance.inputs.items()):
         if source.startswith("tree:"):
             digests[role] = source[5:]
+        elif source.startswith(LOCK):
+            waits.append({"kind": "lock", "what": source[len(LOCK) :], "was": None, "now": None})
         elif (output := done[source].output) is not None:
             digests[role] = output
         else:

@@ -243,7 +243,7 @@ def _digest_pair(subject: str, words: str, *paths: str) -> Rule:
 _RULES: tuple[Rule, ...] = (
     _weights("target"),
     _section("target", "target.quantization", "target: quantization"),
-    _field("target", "target.quantization.grid.method", "target: grid"),
+    _field("target", "target.quantization.method", "target: grid"),
     _field("target", "target.quantization.scheme.bits", "target: bits", "target.scheme.bits"),
     _field("target", "target.quantization.scheme.group_size", "target: group size", "target.scheme.group_size"),
     _field("target", "target.quantization.scheme.symmetric", "target: symmetric", "target.scheme.symmetric"),

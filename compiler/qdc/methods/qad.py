@@ -73,12 +73,14 @@ def distill(
 ) -> list[dict[str, Any]]:
     """Train the student's latents in place; checkpoints go to `partial / "checkpoints"`. One log row a step.
 
-    `settings`: a recipe's `qad`. The gradient norm is clipped on the mean over the effective batch.
+    `settings`: a recipe's `qad`. The gradient is the mean over the effective batch; with `clip_of: sum` its norm is
+    limited to `grad_clip / batch.effective`, which is the sum's limit for an optimizer that scale does not change.
     """
     matrices = [name for name in student.latents if name in student.scales]
     optimizers = training.Optimizers(student.latents, settings["optimizer"], matrices)
     log = training.load_partial(partial, student.latents, optimizers)
     steps, size = int(settings["schedule"]["steps"]), int(settings["batch"]["effective"])
+    limit = float(settings["grad_clip"]) / (size if settings["clip_of"] == "sum" else 1)
     every, temperature = int(settings["checkpoints"]["every"]), float(settings["loss"]["temperature"])
     all_ids = packed["input_ids"].long()
     all_counted = counted_tokens(packed["length"], all_ids.shape[1])
@@ -87,7 +89,7 @@ def distill(
         loss = _backward(teacher, student, all_ids[rows], all_counted[rows], temperature)
         training.check_loss(loss, step, "distill")
         factor = training.schedule_factor(settings["schedule"], step, steps)
-        norm = optimizers.step(factor, float(settings["grad_clip"]))
+        norm = optimizers.step(factor, limit)
         log.append({"step": step + 1, "loss": loss, "lr": optimizers.peak * factor, "norm": norm})
         if (step + 1) % every == 0 or step + 1 == steps:
             write_checkpoint(partial / "checkpoints", step + 1, student)

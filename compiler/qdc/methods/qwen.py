@@ -15,48 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from qdc.core.errors import COULD_NOT, QdcError
+from qdc.formats.qwen35 import ARCHITECTURE
 from qdc.methods.qwen_model import Qwen
-
-ARCHITECTURE = "Qwen3_5ForCausalLM"
-
-
-def text_config(architecture: dict[str, Any], vocab_size: int, special: dict[str, int]) -> dict[str, Any]:
-    """The `config.json` of a small Qwen3.5 from a recipe's `architecture`; `special`: ids of pad and eos."""
-    attention, linear = architecture["attention"], architecture["linear_attention"]
-    return {
-        "architectures": [ARCHITECTURE],
-        "model_type": "qwen3_5_text",
-        "dtype": "bfloat16",
-        "vocab_size": vocab_size,
-        "hidden_size": architecture["hidden_size"],
-        "intermediate_size": architecture["intermediate_size"],
-        "num_hidden_layers": len(architecture["layers"]),
-        "layer_types": list(architecture["layers"]),
-        "num_attention_heads": attention["heads"],
-        "num_key_value_heads": attention["kv_heads"],
-        "head_dim": attention["head_dim"],
-        "linear_num_key_heads": linear["key_heads"],
-        "linear_num_value_heads": linear["value_heads"],
-        "linear_key_head_dim": linear["head_dim"],
-        "linear_value_head_dim": linear["head_dim"],
-        "linear_conv_kernel_dim": linear["conv_kernel"],
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": float(architecture["rope_theta"]),
-            "partial_rotary_factor": 0.25,
-        },
-        "max_position_embeddings": architecture["max_position_embeddings"],
-        "initializer_range": float(architecture["init_range"]),
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "tie_word_embeddings": True,
-        "use_cache": True,
-        "bos_token_id": None,
-        "pad_token_id": special["pad"],
-        "eos_token_id": special["eos"],
-    }
 
 
 def build_model(config: dict[str, Any], seed: int) -> Qwen:

@@ -14,17 +14,22 @@ from pydantic import ValidationError
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_bytes
 from qdc.core.spelling import suggestion
+from qdc.formats.checkpoint import ModelFacts
+from qdc.recipe.data import Corpus, FilePrompts
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
+from qdc.recipe.fields import HubSource, PathSource, UrlSource, WheelSource
 from qdc.recipe.model import Recipe
 from qdc.recipe.reading import Document, Path_, parse_document, read_document
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """`data`: every field with defaults resolved (JSON values); `folders`: recipe-relative name -> absolute path.
+    """`data`: every field with defaults resolved (JSON values); `folders`: recipe path of a source -> absolute path.
 
+    `templates`: recipe path of a corpus -> text of its own chat template.
     `read`: absolute path -> SHA-256 of each file as it was read: the recipe and the files that it names.
     `origins`: recipe path -> `file:line`, or `--set`, of each value that was given.
+    `facts`: recipe path of a checkpoint -> what its headers say, where they are at hand (`qdc.sources` fills it).
     """
 
     data: dict[str, Any]
@@ -32,9 +37,11 @@ class Loaded:
     document: Document
     folder: Path
     chat_template: str
+    templates: dict[str, str] = field(default_factory=dict)
     folders: dict[str, Path] = field(default_factory=dict)
     read: dict[str, str] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, ModelFacts] = field(default_factory=dict)
 
 
 def load(path: Path, sets: list[str] | None = None) -> Loaded:
@@ -59,58 +66,78 @@ def load(path: Path, sets: list[str] | None = None) -> Loaded:
     if faults:
         raise RecipeInvalid(faults)
     data = model.model_dump(mode="json", by_alias=True)
-    folder = path.resolve().parent
-    template, folders, read = _files(model, document, folder)
-    read[str(path.resolve())] = document.sha256
-    named = {".".join(map(str, place)): origin for place, origin in origins.items()}
-    return Loaded(data, model, document, folder, template, folders, read, named)
+    named = _Named(document, path.resolve().parent)
+    template = named.text(("serve", "chat_template"), model.serve.chat_template)
+    own = {
+        f"data.{name}": named.text(("data", name, "chat_template"), entry.chat_template)
+        for name, entry in model.data.items()
+        if isinstance(entry, Corpus) and entry.chat_template is not None
+    }
+    for place, source in sources(model).items():
+        if isinstance(source, PathSource):
+            named.checkpoint(place, source.path)
+    for name, entry in model.data.items():
+        if isinstance(entry, FilePrompts):
+            named.file(("data", name), entry.path)
+    if faults or named.faults:
+        raise RecipeInvalid(faults + named.faults)
+    named.read[str(path.resolve())] = document.sha256
+    given = {".".join(map(str, place)): origin for place, origin in origins.items()}
+    return Loaded(data, model, document, named.folder, template, own, named.folders, named.read, given)
 
 
-def _files(model: Recipe, document: Document, folder: Path) -> tuple[str, dict[str, Path], dict[str, str]]:
-    """Check that what the recipe names is there; return the chat template's text, the folders, the files' digests."""
-    faults: list[Diagnostic] = []
-    folders: dict[str, Path] = {}
-    read: dict[str, str] = {}
-    text = ""
+def sources(model: Recipe) -> dict[Path_, HubSource | PathSource | UrlSource | WheelSource]:
+    """Every checkpoint that a recipe names: recipe path -> source."""
+    found: dict[Path_, Any] = {("target", "base"): model.target.base}
+    found["target", "quantization", "grid"] = model.target.quantization.grid
+    if model.drafter is not None:
+        found["drafter", "checkpoint"] = model.drafter.checkpoint
+        for index, training in enumerate(model.drafter.trainings):
+            found["drafter", "training", index, "init"] = training.init
+    kinds = (HubSource, PathSource, UrlSource, WheelSource)
+    return {place: source for place, source in found.items() if isinstance(source, kinds)}
 
-    def missing(rule: str, path: Path_, message: str, hint: str) -> None:
-        faults.append(document.diagnose(rule, "error", path, message, hint))
 
-    name = model.serve.chat_template
-    template = folder / name
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        missing(
-            "SRC12",
-            ("serve", "chat_template"),
-            f"`{name}` is not below the recipe's folder",
-            "the image's manifest names this path: copy the file beside the recipe",
-        )
-    try:
-        raw = template.read_bytes()
-        text = raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-        read[str(template)] = sha256_bytes(raw)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        missing(
-            "SRC12",
-            ("serve", "chat_template"),
-            f"cannot read `{name}`: {reason}",
-            f"paths are relative to the recipe's folder, {folder}",
-        )
-    source = getattr(model.target.base, "path", None)
-    if source is not None:
-        place = folder / source
-        if not (place / "config.json").is_file():
-            missing(
-                "SRC08",
-                ("target", "base", "path"),
-                f"`{source}` holds no config.json",
-                f"give a folder with a Hugging Face checkpoint, relative to {folder}",
-            )
-        folders[source] = place
-    if faults:
-        raise RecipeInvalid(faults)
-    return text, folders, read
+class _Named:
+    """The files and folders that a recipe names, read and checked."""
+
+    def __init__(self, document: Document, folder: Path) -> None:
+        self.document, self.folder = document, folder
+        self.faults: list[Diagnostic] = []
+        self.folders: dict[str, Path] = {}
+        self.read: dict[str, str] = {}
+
+    def missing(self, rule: str, path: Path_, message: str, hint: str) -> None:
+        self.faults.append(self.document.diagnose(rule, "error", path, message, hint))
+
+    def text(self, path: Path_, name: str) -> str:
+        """A text file's content with `\n` as its line ends; "" where it cannot be had."""
+        place = self.folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            hint = "the image's manifest names this path: copy the file beside the recipe"
+            self.missing("SRC12", path, f"`{name}` is not below the recipe's folder", hint)
+        try:
+            raw = place.read_bytes()
+            text = raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            hint = f"paths are relative to the recipe's folder, {self.folder}"
+            self.missing("SRC12", path, f"cannot read `{name}`: {reason}", hint)
+            return ""
+        self.read[str(place)] = sha256_bytes(raw)
+        return text
+
+    def checkpoint(self, path: Path_, name: str) -> None:
+        if not (self.folder / name / "config.json").is_file():
+            hint = f"give a folder with a Hugging Face checkpoint, relative to {self.folder}"
+            self.missing("SRC08", (*path, "path"), f"`{name}` holds no config.json", hint)
+        self.folders[".".join(map(str, path))] = self.folder / name
+
+    def file(self, path: Path_, name: str) -> None:
+        if not (self.folder / name).is_file():
+            hint = f"give a JSON Lines file, relative to {self.folder}"
+            self.missing("SRC08", (*path, "path"), f"`{name}` does not exist", hint)
+        self.folders[".".join(map(str, path))] = self.folder / name
 
 
 def _assign(document: Document, assignment: str) -> Path_:

@@ -76,6 +76,8 @@ def reason_text(reason: dict[str, Any]) -> str:
         return f"package {what}: {short(was)} -> {short(now)}"
     if kind == "upstream":
         return f"waits for {what}, which is {now}"
+    if kind == "lock":
+        return f"waits for the lock of {what}: `qdc lock`"
     if kind == "code":
         return "the stage's code changed"
     return str(what)

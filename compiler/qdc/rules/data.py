@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qdc.core.spelling import suggestion
+from qdc.recipe.data import Corpus, PromptSet
 from qdc.recipe.load import Loaded
-from qdc.recipe.model import Corpus, PromptSet
 from qdc.recipe.reading import Path_
 from qdc.rules.registry import Found, Severity, Topic
 
@@ -37,7 +37,7 @@ def names_exist(loaded: Loaded) -> Iterator[Found]:
     yield from _circles(loaded)
     drafter = loaded.model.drafter
     seen: list[str] = []
-    for index, training in enumerate(drafter.training if drafter else []):
+    for index, training in enumerate(drafter.trainings if drafter else []):
         if training.from_ is not None and training.from_ not in seen:
             path = ("drafter", "training", index, "from")
             hint = suggestion(training.from_, seen, "earlier trainings")
@@ -57,19 +57,18 @@ def _uses(loaded: Loaded) -> Iterator[tuple[Path_, str, type[PromptSet] | type[C
     base = model.target.base
     if hasattr(base, "scratch"):
         yield ("target", "base", "scratch", "training", "data"), base.scratch.training.data, PromptSet
-    grid = model.target.quantization.grid
-    if grid.method == "gptq":
-        yield ("target", "quantization", "grid", "calibration", "data"), grid.calibration.data, Corpus
+    if (calibration := model.target.quantization.calibration) is not None:
+        yield ("target", "quantization", "calibration", "data"), calibration.data, Corpus
     if model.target.qad:
         yield ("target", "qad", "data"), model.target.qad.data, Corpus
     if model.drafter:
-        for index, training in enumerate(model.drafter.training):
+        for index, training in enumerate(model.drafter.trainings):
             yield ("drafter", "training", index, "data"), training.data, Corpus
         if model.drafter.ptq:
             yield ("drafter", "ptq", "calibration", "data"), model.drafter.ptq.calibration.data, Corpus
     for part in ("quality", "acceptance"):
-        if (wanted := getattr(model.evaluate, part)) is not None:
-            yield ("evaluate", part, "data"), wanted.data, PromptSet
+        if (wanted := getattr(getattr(model.evaluate, part), "data", None)) is not None:
+            yield ("evaluate", part, "data"), wanted, PromptSet
 
 
 def _circles(loaded: Loaded) -> Iterator[Found]:
@@ -103,9 +102,9 @@ def _circles(loaded: Loaded) -> Iterator[Found]:
 )
 def heldout_is_heldout(loaded: Loaded) -> Iterator[Found]:
     model, data = loaded.model, loaded.model.data
-    parts = {"quality": model.evaluate.quality, "acceptance": model.evaluate.acceptance}
-    measured = {part.data for part in parts.values() if part}
-    strict = parts["quality"].data if parts["quality"] and model.deploy.contract == "adaptfm" else None
+    parts = {part: getattr(getattr(model.evaluate, part), "data", None) for part in ("quality", "acceptance")}
+    measured = {name for name in parts.values() if name}
+    strict = parts["quality"] if model.deploy.contract == "adaptfm" else None
     used = {entry.prompts for entry in data.values() if isinstance(entry, Corpus)}
     if hasattr(model.target.base, "scratch"):
         used.add(model.target.base.scratch.training.data)
@@ -113,7 +112,7 @@ def heldout_is_heldout(loaded: Loaded) -> Iterator[Found]:
         entry = data.get(name)
         for other in sorted(measured):
             severity: Severity | None = "error" if other == strict else None
-            part = next(key for key, value in parts.items() if value and value.data == other)
+            part = next(key for key, value in parts.items() if value == other)
             if name == other:
                 message = f"`{name}` is both trained on and measured with"
                 yield Found(("evaluate", part, "data"), message, "measure with a prompt set of its own", severity)
@@ -144,10 +143,10 @@ def target_is_not_its_own_teacher(loaded: Loaded) -> Iterator[Found]:
     makers: list[tuple[str, Path_, str]] = []
     if model.target.qad is not None:
         makers.append(("QAD", ("target", "qad", "data"), model.target.qad.data))
-    grid = model.target.quantization.grid
-    if grid.method == "gptq":
-        place = ("target", "quantization", "grid", "calibration", "data")
-        makers.append(("the target's GPTQ", place, grid.calibration.data))
+    quantization = model.target.quantization
+    if quantization.calibration is not None:
+        place = ("target", "quantization", "calibration", "data")
+        makers.append((f"the target's {(quantization.method or 'PTQ').upper()}", place, quantization.calibration.data))
     teachers = [name for name, entry in model.data.items() if isinstance(entry, Corpus) and entry.by == "teacher"]
     for what, path, name in makers:
         entry = model.data.get(name)

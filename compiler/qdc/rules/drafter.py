@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qdc.recipe.load import Loaded
+from qdc.rules.parts import drafted_block
 from qdc.rules.registry import Found, Topic
 from qdc.rules.target import undivided
 
 TOPIC = Topic()
+_BLOCK = ("drafter", "architecture", "draft_block_size")
 
 
 @TOPIC.rule(
@@ -25,13 +27,12 @@ TOPIC = Topic()
     final="the drafter cannot be evaluated past its draft block",
 )
 def k_fits_the_block(loaded: Loaded) -> Iterator[Found]:
-    drafter, k = loaded.model.drafter, loaded.model.serve.k
-    if drafter is None or k is None or k < drafter.architecture.draft_block_size:
+    block, k = drafted_block(loaded), loaded.model.serve.k
+    if block is None or k is None or k < block.draft_block_size:
         return
-    size = drafter.architecture.draft_block_size
+    size = block.draft_block_size
     message = f"K = {k}, but a draft block of {size} is one anchor and {size - 1} masks"
-    block = ("drafter", "architecture", "draft_block_size")
-    yield Found(("serve", "k"), message, f"write `k: {size - 1}`", also=(block, "the draft block"))
+    yield Found(("serve", "k"), message, f"write `k: {size - 1}`", also=(_BLOCK, "the draft block"))
 
 
 @TOPIC.rule(
@@ -46,16 +47,15 @@ def k_fits_the_block(loaded: Loaded) -> Iterator[Found]:
     passing="serve: {k: 7}",
 )
 def k_fills_the_block(loaded: Loaded) -> Iterator[Found]:
-    drafter, k = loaded.model.drafter, loaded.model.serve.k
-    if drafter is None or k is None or k >= drafter.architecture.draft_block_size - 1:
+    block, k = drafted_block(loaded), loaded.model.serve.k
+    if block is None or k is None or k >= block.draft_block_size - 1:
         return
-    size = drafter.architecture.draft_block_size
+    size = block.draft_block_size
     message = (
         f"K = {k} shortens the draft block that was trained ({size}): the drafter sees fewer masks than in training "
         "(disputed: whether that costs acceptance)"
     )
-    block = ("drafter", "architecture", "draft_block_size")
-    yield Found(("serve", "k"), message, f"measure it, or write `k: {size - 1}`", also=(block, "the draft block"))
+    yield Found(("serve", "k"), message, f"measure it, or write `k: {size - 1}`", also=(_BLOCK, "the draft block"))
 
 
 @TOPIC.rule(
@@ -71,10 +71,10 @@ def k_fills_the_block(loaded: Loaded) -> Iterator[Found]:
     final="nothing can be built from it",
 )
 def taps_are_layers(loaded: Loaded) -> Iterator[Found]:
-    drafter, base = loaded.model.drafter, loaded.model.target.base
-    if drafter is None:
+    block, base = drafted_block(loaded), loaded.model.target.base
+    if block is None:
         return
-    path, taps = ("drafter", "architecture", "taps"), drafter.architecture.taps
+    path, taps = ("drafter", "architecture", "taps"), block.taps
     layers = len(base.scratch.architecture.layers) if hasattr(base, "scratch") else None
     if sorted(set(taps)) != taps:
         fixed = [tap for tap in sorted(set(taps)) if layers is None or tap < layers]
@@ -100,11 +100,11 @@ def taps_are_layers(loaded: Loaded) -> Iterator[Found]:
     final="nothing can be built from it",
 )
 def hidden_sizes_agree(loaded: Loaded) -> Iterator[Found]:
-    drafter, base = loaded.model.drafter, loaded.model.target.base
-    if drafter is None or not hasattr(base, "scratch"):
+    block, base = drafted_block(loaded), loaded.model.target.base
+    if block is None or not hasattr(base, "scratch"):
         return
     wanted = base.scratch.architecture.hidden_size
-    if drafter.architecture.hidden_size != wanted:
+    if block.hidden_size is not None and block.hidden_size != wanted:
         message = f"the drafter uses the target's embedding and head: hidden_size must be {wanted}"
         where = ("target", "base", "scratch", "architecture", "hidden_size")
         path = ("drafter", "architecture", "hidden_size")
@@ -124,11 +124,11 @@ def hidden_sizes_agree(loaded: Loaded) -> Iterator[Found]:
     final="nothing can be built from it",
 )
 def mask_tokens_agree(loaded: Loaded) -> Iterator[Found]:
-    drafter, base = loaded.model.drafter, loaded.model.target.base
-    if drafter is None or not hasattr(base, "scratch"):
+    block, base = drafted_block(loaded), loaded.model.target.base
+    if block is None or not hasattr(base, "scratch"):
         return
-    wanted, given = base.scratch.tokenizer.mask_token, drafter.architecture.mask_token
-    if wanted != given:
+    wanted, given = base.scratch.tokenizer.mask_token, block.mask_token
+    if given is not None and wanted != given:
         where = ("target", "base", "scratch", "tokenizer", "mask_token")
         message = f"the tokenizer's mask token is `{wanted}`, not `{given}`"
         path = ("drafter", "architecture", "mask_token")
@@ -149,7 +149,7 @@ def mask_tokens_agree(loaded: Loaded) -> Iterator[Found]:
 def trainings_are_named_apart(loaded: Loaded) -> Iterator[Found]:
     drafter = loaded.model.drafter
     first: dict[str, int] = {}
-    for index, training in enumerate(drafter.training if drafter else []):
+    for index, training in enumerate(drafter.trainings if drafter else []):
         if training.name in first:
             where = ("drafter", "training", first[training.name], "name")
             path, hint = ("drafter", "training", index, "name"), f"write another name, e.g. `{training.name}_2`"
@@ -174,8 +174,10 @@ def k_is_of_a_drafter(loaded: Loaded) -> Iterator[Found]:
         message = "`serve.k` is given but the recipe has no drafter"
         yield Found(("serve", "k"), message, "remove it, or add `drafter:`", key=True)
     if drafter is not None and k is None:
-        size = drafter.architecture.draft_block_size
-        hint = f"a draft block of {size} drafts at most {size - 1} tokens: write `k: {size - 1}`"
+        size = drafter.block.draft_block_size if drafter.block else None
+        hint = (
+            f"a draft block of {size} drafts at most {size - 1} tokens: write `k: {size - 1}`" if size else "write `k`"
+        )
         yield Found(("serve", "k"), "`serve.k` is missing", hint)
 
 
@@ -191,10 +193,10 @@ def k_is_of_a_drafter(loaded: Loaded) -> Iterator[Found]:
     final="nothing can be built from it",
 )
 def heads_divide(loaded: Loaded) -> Iterator[Found]:
-    drafter = loaded.model.drafter
-    if drafter is None or not drafter.architecture.heads % drafter.architecture.kv_heads:
+    block = drafted_block(loaded)
+    heads, given = (block.heads, block.kv_heads) if block else (None, None)
+    if heads is None or given is None or not heads % given:
         return
-    heads, given = drafter.architecture.heads, drafter.architecture.kv_heads
     best = max(size for size in range(1, heads + 1) if not heads % size and size <= given)
     path = ("drafter", "architecture", "kv_heads")
     yield Found(path, f"kv_heads = {given} does not divide heads = {heads}", f"write `kv_heads: {best}`")
@@ -213,13 +215,13 @@ def heads_divide(loaded: Loaded) -> Iterator[Found]:
     final="nothing can be built from it",
 )
 def drafter_groups_divide(loaded: Loaded) -> Iterator[Found]:
-    drafter = loaded.model.drafter
-    if drafter is None or drafter.ptq is None:
+    drafter, shape = loaded.model.drafter, drafted_block(loaded)
+    if drafter is None or drafter.ptq is None or shape is None:
         return
-    shape = drafter.architecture
     widths = {
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
-        "heads x head_dim": shape.heads * shape.head_dim,
+        "heads x head_dim": shape.heads and shape.head_dim and shape.heads * shape.head_dim,
     }
-    yield from undivided(("drafter", "ptq", "scheme", "group_size"), drafter.ptq.scheme.group_size, widths)
+    known = {name: width for name, width in widths.items() if width is not None}
+    yield from undivided(("drafter", "ptq", "scheme", "group_size"), drafter.ptq.scheme.group_size, known)

@@ -23,8 +23,8 @@ TOPIC = Topic()
 )
 def window_holds_the_block(loaded: Loaded) -> Iterator[Found]:
     drafter = loaded.model.drafter
-    if drafter and drafter.swa and drafter.swa.window < drafter.architecture.draft_block_size:
-        size = drafter.architecture.draft_block_size
+    if drafter and drafter.swa and drafter.block and drafter.swa.window < drafter.block.draft_block_size:
+        size = drafter.block.draft_block_size
         message = f"window {drafter.swa.window} hides part of the draft block ({size})"
         block = ("drafter", "architecture", "draft_block_size")
         hint = f"write at least `window: {size}`, or `swa: null` for full attention"

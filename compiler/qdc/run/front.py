@@ -24,13 +24,15 @@ PACKAGE = Path(__file__).resolve().parent.parent
 @dataclass(frozen=True)
 class Front:
     """`recipe`: resolved fields; `digest`: SHA-256 of the recipe file as it was read; `instances`: in an order in
-    which inputs come first; `warnings`: as text; `origins`: recipe path -> `file:line` or `--set`."""
+    which inputs come first; `warnings`: as text; `origins`: recipe path -> `file:line` or `--set`; `missing`: recipe
+    path and what no stage can make."""
 
     recipe: dict[str, Any]
     digest: str
     instances: list[Instance]
     warnings: list[str]
     origins: dict[str, str]
+    missing: list[tuple[str, str]]
 
 
 def front(path: Path, sets: list[str], store: Store) -> Front:
@@ -61,6 +63,7 @@ def _remembered(memo: Path, path: Path, code: str) -> Front | None:
         [Instance.from_json(item) for item in value["instances"]],
         value["warnings"],
         value["origins"],
+        [(path, what) for path, what in value["missing"]],
     )
 
 
@@ -68,21 +71,28 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
     from qdc.graph.code import code_digests
     from qdc.graph.expand import expand
     from qdc.graph.locks import lock_text, versions
+    from qdc.graph.support import unsupported
     from qdc.recipe.load import load
     from qdc.rules.check import require
+    from qdc.sources.facts import attach
 
-    loaded = load(path, sets)
+    loaded = attach(load(path, sets))
     warnings = [str(item) for item in require(loaded)]
-    sources = {name: store.ingest(place).digest for name, place in loaded.folders.items()}
+    sources = {
+        name: store.ingest(place).digest if place.is_dir() else sha256_file(place)
+        for name, place in loaded.folders.items()
+    }
     serve_lock = lock_text("serve")
     facts = {
         "code": code_digests(),
         "versions": versions(lock_text("train")),
         "chat_template": loaded.chat_template,
         "serve_lock": serve_lock,
+        "templates": loaded.templates,
         "sources": sources,
+        "trees": sources,
     }
-    instances = expand(loaded.data, facts)
+    instances, missing = expand(loaded.data, facts), unsupported(loaded.data)
     value = {
         "code": code,
         "sources": sources,
@@ -90,11 +100,12 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         "recipe": loaded.data,
         "warnings": warnings,
         "origins": loaded.origins,
+        "missing": missing,
         "instances": [item.as_json() for item in instances],
     }
     with contextlib.suppress(OSError):
         write_atomic(memo, canonical.dumps(value))
-    return Front(loaded.data, loaded.document.sha256, instances, warnings, loaded.origins)
+    return Front(loaded.data, loaded.document.sha256, instances, warnings, loaded.origins, missing)
 
 
 def _package_signature() -> str:

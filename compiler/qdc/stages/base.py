@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import write_json
 from qdc.core.stage import Context
+from qdc.formats import qwen35
 from qdc.methods import documents, pretraining, qwen, tokenizer
 
 COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -33,7 +34,7 @@ def _train(context: Context) -> None:
         raise QdcError("stage.base.steps", "a training of no steps", exit_code=COULD_NOT)
     vocabulary = _tokenizer(context)
     end = {"pad": vocabulary.pad_id, "eos": vocabulary.eos_id}
-    config = qwen.text_config(scratch["architecture"], int(scratch["tokenizer"]["vocab_size"]), end)
+    config = qwen35.text_config(scratch["architecture"], int(scratch["tokenizer"]["vocab_size"]), end)
     ids, assistant = _text(context, vocabulary, int(settings["batch"]["sequence_length"]))
     model = qwen.build_model(config, int(settings["seed"]))
     log = pretraining.pretrain(model, ids, assistant, settings, context.partial, context.report)

@@ -30,20 +30,22 @@ PARTIAL_STEPS = 50
 def run(context: Context) -> None:
     """See the module. Fails on zero steps, a loss that is no number, and weights that did not move."""
     params, target = context.params, context.inputs["target"]
-    if params["steps"] < 1:
-        raise _failure("steps", "zero training steps")
     tokenizer = load_tokenizer(draft_files.tokenizer_folder(target, params["model_folder"]))
     model = qwen.load_model(target / params["model_folder"])
     config = _config(params["architecture"], qwen.read_config(target / params["model_folder"]), tokenizer)
     drafter = _start(context, config)
     before = draft_files.plain_state(drafter)
     kept, dropped = _conversations(context, tokenizer)
+    conversations = params["batch"]["conversations"]
+    steps = params["steps"] if "steps" in params else params["epochs"] * (len(kept) // conversations)
+    if steps < 1:
+        raise _failure("steps", "zero training steps")
     named = dict(drafter.named_parameters())
     optimizers = Optimizers(named, params["optimizer"], [n for n, p in named.items() if p.dim() == 2])
     log = load_partial(context.partial, named, optimizers)
     plan = draft_training.Plan(
-        steps=params["steps"],
-        conversations=params["batch"]["conversations"],
+        steps=steps,
+        conversations=conversations,
         anchors=params["anchors"],
         loss_decay=params["loss_decay"],
         schedule=params["schedule"],

@@ -42,7 +42,7 @@ def run(context: Context) -> None:
     taps = all_taps(model, conversations, drafters[0][1].shape.taps)
     frozen = draft_files.frozen_parts(model)
     forms: list[tuple[str, Any, int | None]] = [(label, drafter, None) for label, drafter in drafters]
-    if params["window"] is not None:
+    if params.get("window") is not None:
         label, drafter = drafters[-1]
         forms.append((f"{label}, window {params['window']}", drafter, params["window"]))
     counts: dict[str, list[Counts]] = {}

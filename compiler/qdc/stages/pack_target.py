@@ -78,7 +78,7 @@ def _conclude(
             "counts": {"quantized": len(modules), "ignored": len(ignored)},
         },
         "codes_changed": checks["d"]["figure"],
-        "trainable": {"set": context.params["trainable"] if trained else None, "tensors": trained},
+        "trainable": {"set": context.params.get("trainable") if trained else None, "tensors": trained},
         "scheme": context.params["scheme"],
     }
     write_json(context.output / "proof.json", proof)
