@@ -6,9 +6,11 @@ import io
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hub_facts
 import pytest
 import yaml
 
@@ -24,6 +26,7 @@ from qdc.recipe.reading import scan_document
 from qdc.rules import accept
 from qdc.rules.check import PAGES, TOPICS, check, require
 from qdc.rules.pages import files
+from qdc.sources.facts import attach
 
 HERE = Path(__file__).parent
 TWINS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((HERE / "rules").glob("*.yaml"))}
@@ -33,32 +36,42 @@ URL = re.compile(r"https://[^\s;`)]+")
 
 def findings(recipe: Path, sets: list[str] | None = None) -> list[Diagnostic]:
     try:
-        return check(load(recipe, sets))
+        return check(attach(load(recipe, sets)))
     except RecipeInvalid as invalid:
         return invalid.diagnostics
 
 
-def twin(recipes: Path, edit: dict[str, Any]) -> list[Diagnostic]:
-    path = recipes / "micro.yaml"
+def twin(recipes: Path, edit: dict[str, Any], on: str = "micro") -> list[Diagnostic]:
+    """What is found in the recipe `on` with `edit`: a whole text, replacements in it, `set`, and for a recipe with
+    checkpoints of a hub `facts` merged into those of `hub_facts`."""
+    path = recipes / f"{on}.yaml"
     text = edit.get("text", path.read_text())
     for old, new in edit.get("replace", {}).items():
         assert text.count(old) >= 1, old
         text = text.replace(old, new, 1)
     path.write_text(text)
-    return findings(path, edit.get("set"))
+    if on == "micro":
+        return findings(path, edit.get("set"))
+    try:
+        loaded = load(path, edit.get("set"))
+        return check(replace(loaded, facts=hub_facts.edited(hub_facts.facts_for(loaded), edit.get("facts", {}))))
+    except RecipeInvalid as invalid:
+        return invalid.diagnostics
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_failing_twin_has_the_finding_and_the_passing_twin_has_none(recipes: Path, case: dict[str, Any]) -> None:
-    original = (recipes / "micro.yaml").read_text()
-    found = twin(recipes, case["fails"])
+    on = case.get("on", "micro")
+    original = (recipes / f"{on}.yaml").read_text()
+    usual = {item.rule for item in twin(recipes, {}, on)}
+    found = [item for item in twin(recipes, case["fails"], on) if item.rule == case["id"] or item.rule not in usual]
     assert {item.rule for item in found} == {case["id"], *case.get("also", [])}, "\n".join(map(str, found))
     for item in found:
         assert item.line and item.column and item.mark and item.hint, item
         if item.rule == case["id"]:
             assert item.severity == case["severity"]
-    (recipes / "micro.yaml").write_text(original)
-    left = twin(recipes, case["passes"])
+    (recipes / f"{on}.yaml").write_text(original)
+    left = [item for item in twin(recipes, case["passes"], on) if item.rule == case["id"] or item.rule not in usual]
     assert [item for item in left if item.severity != "accepted"] == [], "\n".join(map(str, left))
 
 

@@ -79,7 +79,7 @@ def painted(text: str, stream: TextIO) -> str:
 
 
 def _painted(line: str) -> str:
-    for severity, colour in (("error", 31), ("warning", 33), ("accepted", 32)):
+    for severity, colour in (("error", 31), ("warning", 33), ("note", 36), ("accepted", 32)):
         where, mark, message = line.partition(f": {severity}[")
         if mark and ":" in where and " | " not in where:
             rule, _, said = message.partition("]: ")

@@ -16,28 +16,40 @@ def main(arguments: list[str]) -> int:
     given = options.parse_args(arguments)
     gc.disable()  # Importing makes many objects and no garbage.
     from qdc.recipe.load import load
-    from qdc.rules.check import check
+    from qdc.rules.check import check, deferred
     from qdc.sources.facts import attach
 
     gc.enable()
+    waiting: list[tuple[str, str]] = []
     try:
-        findings: list[Diagnostic] = check(attach(load(given.recipe, given.sets)))
+        loaded = attach(load(given.recipe, given.sets))
+        waiting = deferred(loaded)
+        findings: list[Diagnostic] = check(loaded)
     except RecipeInvalid as invalid:
         findings = invalid.diagnostics
     errors = [item for item in findings if item.severity == "error"]
+    waits = [{"rule": id, "needs": needs} for id, needs in waiting]
     if given.json:
-        answer({"ok": not errors, "diagnostics": [item.as_json() for item in findings], "deferred": []})
+        answer({"ok": not errors, "diagnostics": [item.as_json() for item in findings], "deferred": waits})
     else:
         for item in findings:
             print(painted(f"{item}\n", sys.stdout))
+        for needs in dict.fromkeys(needs for _, needs in waiting):
+            ids = ", ".join(id for id, other in waiting if other == needs)
+            print(f"deferred: {ids}\n  need {needs}\n")
         print(f"{given.recipe}: {_counted(findings)}")
     return 2 if errors else 0
 
 
 def _counted(findings: list[Diagnostic]) -> str:
     parts = []
-    for severity, one, many in (("error", "error", "errors"), ("warning", "warning", "warnings"), ("accepted",) * 3):
+    for severity, one, many in (
+        ("error", "error", "errors"),
+        ("warning", "warning", "warnings"),
+        ("note", "note", "notes"),
+        ("accepted",) * 3,
+    ):
         count = sum(item.severity == severity for item in findings)
         if count:
-            parts.append(f"{count} {one if count == 1 else many}")
+            parts.append(f"{count} {severity if count == 1 else many}")
     return ", ".join(parts) or "valid"

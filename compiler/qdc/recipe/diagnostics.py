@@ -8,7 +8,7 @@ from typing import Any, Literal
 from qdc.core.errors import WRONG_USE, QdcError
 from qdc.recipe.snippet import Mark, drawn, printable
 
-Severity = Literal["error", "warning", "accepted"]
+Severity = Literal["error", "warning", "note", "accepted"]
 
 
 @dataclass(frozen=True)

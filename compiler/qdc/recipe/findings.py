@@ -17,7 +17,7 @@ class Finding:
     """
 
     id: str
-    severity: Literal["error", "warning"]
+    severity: Literal["error", "warning", "note"]
     summary: str
     why: str
     fix: str

@@ -29,12 +29,19 @@ PAGES: dict[str, Finding] = {
 
 def check(loaded: Loaded) -> list[Diagnostic]:
     """All findings in the order of the file: errors, warnings, and what the recipe accepts."""
-    findings = [_diagnosed(loaded, rule.finding, found) for rule in RULES for found in rule.check(loaded)]
+    decided = [rule for rule in RULES if not rule.lacks(loaded)]
+    findings = [_diagnosed(loaded, rule.finding, found) for rule in decided for found in rule.check(loaded)]
     unused = accept.unused(loaded, PAGES, {item.rule for item in findings})
     final = [_diagnosed(loaded, PAGES[id], found) for id, found in unused]
     acceptable = [item for item in findings if PAGES[item.rule].final is None]
     others = [item for item in findings if PAGES[item.rule].final is not None]
     return in_order([*accept.accepted(loaded, acceptable), *others, *final])
+
+
+def deferred(loaded: Loaded) -> list[tuple[str, str]]:
+    """(rule id, what it needs) of the rules that cannot be decided yet."""
+    lacking = [(rule.finding.id, rule.lacks(loaded)) for rule in RULES]
+    return [(id, f"the headers of {', '.join(places)}: `qdc lock`") for id, places in lacking if places]
 
 
 def require(loaded: Loaded) -> list[Diagnostic]:

@@ -114,7 +114,7 @@ def answers_fit(loaded: Loaded) -> Iterator[Found]:
     step = (serve.k or 0) + 1
     for name in ("acceptance", "quality"):
         part = getattr(evaluate, name)
-        if part and part.max_tokens + step >= serve.max_model_len:
+        if hasattr(part, "data") and part.max_tokens + step >= serve.max_model_len:
             message = (
                 f"max_model_len {serve.max_model_len} leaves no room for {part.max_tokens} answer tokens "
                 f"of `evaluate.{name}` and K + 1 = {step}"

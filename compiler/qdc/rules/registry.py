@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from qdc.recipe.findings import Finding
-from qdc.recipe.load import Loaded
+from qdc.recipe.load import Loaded, sources
 from qdc.recipe.reading import Path_
 
-Severity = Literal["error", "warning"]
+Severity = Literal["error", "warning", "note"]
 
 
 class Found(NamedTuple):
@@ -32,10 +33,19 @@ Check = Callable[[Loaded], Iterator[Found]]
 
 @dataclass(frozen=True)
 class Rule:
-    """`finding`: its id, severity and page; `check`: where it fires."""
+    """`finding`: its id, severity and page; `check`: where it fires; `needs`: recipe paths of checkpoints whose
+    facts it reads (`drafter.training.*.init` for any training). It is deferred while one that the recipe names has
+    none, and silent where the recipe names no such checkpoint."""
 
     finding: Finding
     check: Check
+    needs: tuple[str, ...] = ()
+
+    def lacks(self, loaded: Loaded) -> list[str]:
+        """Recipe paths of checkpoints that the recipe names, this rule reads, and nothing is known of."""
+        named = [".".join(map(str, place)) for place in sources(loaded.model)]
+        wanted = [place for place in named for need in self.needs if fnmatchcase(place, need)]
+        return [place for place in wanted if place not in loaded.facts]
 
 
 class Topic:
@@ -56,12 +66,13 @@ class Topic:
         failing: str,
         passing: str,
         final: str | None = None,
+        needs: tuple[str, ...] = (),
     ) -> Callable[[Check], Check]:
         """Register the decorated function under its page; `final`: why a recipe cannot accept it."""
         finding = Finding(id, severity, summary, why, fix, evidence, failing, passing, final)
 
         def register(check: Check) -> Check:
-            self.rules.append(Rule(finding, check))
+            self.rules.append(Rule(finding, check, needs))
             return check
 
         return register
