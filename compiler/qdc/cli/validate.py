@@ -43,12 +43,8 @@ def main(arguments: list[str]) -> int:
 
 def _counted(findings: list[Diagnostic]) -> str:
     parts = []
-    for severity, one, many in (
-        ("error", "error", "errors"),
-        ("warning", "warning", "warnings"),
-        ("note", "note", "notes"),
-        ("accepted",) * 3,
-    ):
+    plurals = {"error": "errors", "warning": "warnings", "note": "notes", "accepted": "accepted"}
+    for severity, many in plurals.items():
         count = sum(item.severity == severity for item in findings)
         if count:
             parts.append(f"{count} {severity if count == 1 else many}")
