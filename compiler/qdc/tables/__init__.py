@@ -1,0 +1,1 @@
+"""Facts about engines, their patches and cards, as data with a source per cell."""
