@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from qdc.formats import qwen35
 from qdc.methods import qwen
 from qdc.methods.qwen_model import Qwen
 
@@ -21,4 +22,4 @@ ARCHITECTURE: dict[str, Any] = {
 
 
 def small_model(seed: int = 0, vocab: int = 64) -> Qwen:
-    return qwen.build_model(qwen.text_config(ARCHITECTURE, vocab, {"pad": 0, "eos": 2}), seed).eval()
+    return qwen.build_model(qwen35.text_config(ARCHITECTURE, vocab, {"pad": 0, "eos": 2}), seed).eval()

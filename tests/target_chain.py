@@ -36,6 +36,7 @@ QAD: dict[str, Any] = {
     "batch": {"effective": 4, "sequence_length": 64},
     "heldout_ratio": 0.2,
     "grad_clip": 1.0,
+    "clip_of": "mean",
     "checkpoints": {"every": 2},
     "seed": 42,
 }

@@ -15,6 +15,7 @@ from stage_harness import CHATML, run_stage
 
 from qdc.core import canonical
 from qdc.core.errors import QdcError
+from qdc.formats import qwen35
 from qdc.formats.dflash import drafter_config, linear_modules, read_drafter_config
 from qdc.methods import qwen
 from qdc.methods.draft_data import Conversation
@@ -106,7 +107,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     target.mkdir()
     texts = [f"user assistant {turn['content']}" for chat in chats() for turn in chat]
     write_tokenizer(train_byte_bpe(texts, 300, "<|mask|>"), target, CHATML, 512, "<|mask|>")
-    config = qwen.text_config(
+    config = qwen35.text_config(
         {
             "hidden_size": 64,
             "intermediate_size": 128,

@@ -42,6 +42,8 @@ def product_claims(product: Mapping[str, Any], source: str, evidence: tuple[dict
     for path, value in flatten(kept).items():
         if path in ("drafter.kind", "drafter.architecture.kind", "drafter.swa") or path.endswith("[]"):
             continue
+        if value is None and path.rpartition(".")[2] not in ("ptq", "qad"):
+            continue  # an absent field and a null one are the same recipe
         if path == "serve.chat_template" and not str(value).startswith("sha256:"):
             continue  # a file's name on the builder's disk says nothing about bytes
         claims.append(Claim(path, value, source, evidence))

@@ -13,6 +13,8 @@ from qdc.graph.instances import LOCK, Instance
 from qdc.graph.table import KINDS
 
 Json = dict[str, Any]
+SECTIONS = ("drafter", "ptq", "qad", "swa")
+"""Whole parts whose absence a manifest states, for an audit to prove."""
 DEBIAN_PACKAGES = ("python3", "libgomp1", "libstdc++6", "libnuma1", "ca-certificates")
 
 
@@ -31,7 +33,7 @@ class Expander:
             self.instances[name] = Instance(
                 name,
                 kind,
-                _given(params),
+                _given(params, SECTIONS if kind == "image" else ()),
                 dict(sorted(inputs.items())),
                 self.facts["code"][kind],
                 packages,
@@ -255,7 +257,7 @@ class Expander:
             )
         params = {
             "name": self.recipe["name"],
-            "recipe": _given(self.product()),
+            "recipe": _given(self.product(), SECTIONS),
             "chat_template": self.facts["chat_template"],
             "accepted": self.recipe["accept"],
             "lock": {},
@@ -281,11 +283,11 @@ def _replaced(value: Any, path: list[str], by: Any) -> Any:
     return {**value, path[0]: _replaced(value[path[0]], path[1:], by)}
 
 
-def _given(value: Any) -> Any:
-    """Without the fields that are null: an absent field and a null one are the same recipe."""
+def _given(value: Any, kept: tuple[str, ...] = ()) -> Any:
+    """Without the fields that are null, but those `kept`: an absent field and a null one are the same recipe."""
     if isinstance(value, dict):
-        return {key: _given(inner) for key, inner in value.items() if inner is not None}
-    return [_given(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _given(inner, kept) for key, inner in value.items() if inner is not None or key in kept}
+    return [_given(inner, kept) for inner in value] if isinstance(value, list) else value
 
 
 def expand(recipe: Json, facts: Json) -> list[Instance]:
