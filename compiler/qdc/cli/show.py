@@ -1,11 +1,13 @@
 """`qdc show [WHAT]`: the builds of the store, or a recipe with its defaults, or what a build holds.
 
 WHAT is a build id, `@1`, a recipe path, or nothing; `--manifest`, `--record` and `--recipe` choose the document.
+`--origins` prints every value of a recipe with the file and line that gave it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ def main(arguments: list[str]) -> int:
     document.add_argument("--manifest", action="store_true", help="the content manifest of the image")
     document.add_argument("--record", action="store_true", help="the build record")
     document.add_argument("--recipe", action="store_true", help="the resolved recipe")
+    document.add_argument("--origins", action="store_true", help="each value of a recipe, and where it is written")
     given = options.parse_args(arguments)
     near = Path(given.what) if given.what and given.what.endswith((".yaml", ".yml")) else None
     store = open_store(given.store, near)
@@ -31,7 +34,10 @@ def main(arguments: list[str]) -> int:
     if near is not None and not (given.manifest or given.record):
         from qdc.recipe.load import load
 
-        return _document("recipe", load(near, given.sets).data, given.json)
+        loaded = load(near, given.sets)
+        if given.origins:
+            return _origins(loaded.data, loaded.origins, given.json)
+        return _document("recipe", loaded.data, given.json)
     build = refer(given.what, store).build
     if build is None:
         from qdc.core.errors import QdcError
@@ -41,6 +47,8 @@ def main(arguments: list[str]) -> int:
         return _document("manifest", artifact_json(store, build["image"]["artifact"], "manifest.json"), given.json)
     if given.recipe:
         return _document("recipe", build["recipe"], given.json)
+    if given.origins:
+        return _origins(build["recipe"], build["origins"], given.json)
     if given.record or given.json:
         return _document("record", build, given.json)
     return _summary(build)
@@ -52,6 +60,29 @@ def _document(name: str, value: Any, as_json: bool) -> int:
     else:
         print(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True))
     return 0
+
+
+def _origins(recipe: Any, origins: dict[str, str], as_json: bool) -> int:
+    """Every leaf of the resolved recipe: path, value, and `file:line`, `--set` or `default`."""
+    rows = [(path, value, origins.get(path, "default")) for path, value in _leaves(recipe, "")]
+    if as_json:
+        answer({"origins": [{"path": path, "value": value, "origin": origin} for path, value, origin in rows]})
+        return 0
+    shown = [[path, origin, json.dumps(value, ensure_ascii=False)] for path, value, origin in rows]
+    print(table(["field", "from", "value"], shown))
+    return 0
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Path and value of everything that is no mapping and no list of mappings."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}.{index}")
+    else:
+        yield path, value
 
 
 def _list(store: Store, as_json: bool) -> int:

@@ -17,9 +17,10 @@ from qdc.core.spelling import suggestion
 from qdc.formats.checkpoint import ModelFacts
 from qdc.recipe.data import Corpus, FilePrompts
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
+from qdc.recipe.extends import read_extended
 from qdc.recipe.fields import HubSource, PathSource, UrlSource, WheelSource
 from qdc.recipe.model import Recipe
-from qdc.recipe.reading import Document, Path_, parse_document, read_document
+from qdc.recipe.reading import Document, Path_, parse_document
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ def load(path: Path, sets: list[str] | None = None) -> Loaded:
 
     Raises RecipeInvalid with every fault of the file's text and shape.
     """
-    document = read_document(path)
-    origins = {place: f"{path.name}:{span.line}" for place, span in document.values.items() if place}
+    document, files = read_extended(path)
+    origins = {place: f"{_name(document, place)}:{span.line}" for place, span in document.values.items() if place}
     for assignment in sets or []:
         changed = _assign(document, assignment)
         origins = {place: origin for place, origin in origins.items() if place[: len(changed)] != changed}
@@ -81,9 +82,13 @@ def load(path: Path, sets: list[str] | None = None) -> Loaded:
             named.file(("data", name), entry.path)
     if faults or named.faults:
         raise RecipeInvalid(faults + named.faults)
-    named.read[str(path.resolve())] = document.sha256
+    named.read.update(files)
     given = {".".join(map(str, place)): origin for place, origin in origins.items()}
     return Loaded(data, model, document, named.folder, template, own, named.folders, named.read, given)
+
+
+def _name(document: Document, place: Path_) -> str:
+    return Path(document.source(place).file).name
 
 
 def sources(model: Recipe) -> dict[Path_, HubSource | PathSource | UrlSource | WheelSource]:

@@ -56,7 +56,7 @@ class Span(NamedTuple):
 class Document:
     """`data`: plain values. `keys` and `values`: path -> span. `sha256`: of the bytes read.
 
-    `sets`: path -> the `--set` that gave the value there, as a document of its own.
+    `sets`: path -> the `--set`, or the extended recipe, that gave the value there, as a document of its own.
     `faults`: what reading found; `bad`: paths whose value is not what was meant; `partial`: mappings whose fields
     are not all known.
     """
@@ -121,9 +121,14 @@ class Document:
                 span = value
             found = part
             break
-        source = next((given for known, given in self.sets.items() if found[: len(known)] == known), self)
+        source = self.source(found)
         mark = mark_of(source.lines, span)
         return source, mark, mark.column
+
+    def source(self, path: Path_) -> Document:
+        """The document in which the value at `path` was written."""
+        places = [known for known in self.sets if path[: len(known)] == known]
+        return self.sets[max(places, key=len)] if places else self
 
 
 def mark_of(lines: list[str], span: Span) -> Mark:
