@@ -24,6 +24,17 @@ from qdc.recipe.reading import Document, Path_, parse_document
 
 
 @dataclass(frozen=True)
+class LockState:
+    """How the lock fits the recipe. `lacking`: recipe path of a source -> why the lock does not pin it.
+
+    `changed`: recipe path -> (file, SHA-256 in the lock, SHA-256 of what the source serves now).
+    """
+
+    lacking: dict[str, str] = field(default_factory=dict)
+    changed: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Loaded:
     """`data`: every field with defaults resolved (JSON values); `folders`: recipe path of a source -> absolute path.
 
@@ -31,6 +42,7 @@ class Loaded:
     `read`: absolute path -> SHA-256 of each file as it was read: the recipe and the files that it names.
     `origins`: recipe path -> `file:line`, or `--set`, of each value that was given.
     `facts`: recipe path of a checkpoint -> what its headers say, where they are at hand (`qdc.sources` fills it).
+    `lock`: how the lock fits, once that counts: a recipe without its lock is valid, and cannot be built.
     """
 
     data: dict[str, Any]
@@ -43,6 +55,7 @@ class Loaded:
     read: dict[str, str] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     facts: dict[str, ModelFacts] = field(default_factory=dict)
+    lock: LockState | None = None
 
 
 def load(path: Path, sets: list[str] | None = None) -> Loaded:
