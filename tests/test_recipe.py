@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -188,9 +189,31 @@ def test_set_is_typed_and_checked(root: Path) -> None:
 
 def test_schema_file_is_what_the_models_say(root: Path) -> None:
     from qdc.core import canonical
-    from qdc.recipe.model import Recipe
+    from qdc.recipe.schema import recipe_schema
 
-    assert (root / "schema/recipe.schema.json").read_bytes() == canonical.pretty(Recipe.model_json_schema())
+    assert (root / "schema/recipe.schema.json").read_bytes() == canonical.pretty(recipe_schema())
+
+
+def test_every_field_says_what_it_means(root: Path) -> None:
+    schema = json.loads((root / "schema/recipe.schema.json").read_bytes())
+    silent = [
+        f"{name}.{field}"
+        for name, definition in schema["$defs"].items()
+        for field, said in definition.get("properties", {}).items()
+        if field != "kind" and len(said.get("description", "")) < 8
+    ]
+    assert silent == []
+
+
+def test_the_schema_of_a_change_needs_nothing_and_lets_null_delete(root: Path) -> None:
+    definitions = json.loads((root / "schema/recipe.schema.json").read_bytes())["$defs"]
+    for name, definition in definitions.items():
+        if name.endswith("Change"):
+            assert "required" not in definition
+            assert all({"type": "null"} in field.get("anyOf", []) for n, field in definition["properties"].items()
+                       if n != "extends")  # fmt: skip
+            assert f"{definition}".count("#/$defs/") == f"{definition}".count("Change'")
+    assert "extends" in definitions["RecipeChange"]["properties"]
 
 
 @pytest.mark.parametrize(
