@@ -29,9 +29,16 @@ from qdc.rules.pages import files
 from qdc.sources.facts import attach
 
 HERE = Path(__file__).parent
-TWINS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((HERE / "rules").glob("*.yaml"))}
+TWINS = {
+    path.stem: [
+        {"on" if key is True else key: value for key, value in case.items()}  # PyYAML takes the word `on` for true.
+        for case in yaml.safe_load(path.read_text())
+    ]
+    for path in sorted((HERE / "rules").glob("*.yaml"))
+}
 CASES = [pytest.param(case, id=f"{topic}-{case['id']}") for topic, cases in TWINS.items() for case in cases]
 FIRST = {case["id"]: case for cases in TWINS.values() for case in reversed(cases)}
+SOURCES = {"hf", "path", "url", "wheel", "ref"}
 URL = re.compile(r"https://[^\s;`)]+")
 
 
@@ -116,12 +123,12 @@ def _rules_of(recipes: Path, example: str, case: dict[str, Any], twin: str) -> s
     merged = _merged(original, document.data)
     if "contract" not in document.data.get("deploy", {"contract": 1}):
         del merged["deploy"]["contract"]
-    path.write_text(yaml.safe_dump(merged, sort_keys=False))
+    path.write_text(json.dumps(merged, indent=1))
     return {item.rule for item in findings(path, edits=case[twin].get("facts"))}
 
 
 def _merged(old: Any, new: Any) -> Any:
-    if isinstance(old, dict) and isinstance(new, dict) and "path" not in new:
+    if isinstance(old, dict) and isinstance(new, dict) and not SOURCES & (new.keys() - old.keys()):
         return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
     if isinstance(old, list) and isinstance(new, list) and old and isinstance(old[0], dict):
         return [_merged(*pair) for pair in zip(old, new, strict=True)]

@@ -31,6 +31,7 @@ LIMIT_SECTIONS = 16
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+\Z")
+_HASH = re.compile(r"(?=[0-9]+(e[0-9]+)?\Z)(.{40}|.{64})\Z")
 _HEX = re.compile(r"0x[0-9a-fA-F]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _NULLS = {"", "~", "null", "Null", "NULL"}
@@ -485,6 +486,10 @@ class _Reader:
         if (meant := _AMBIGUOUS.get(text.lower())) is not None:
             message = f"`{text}` is a boolean to some YAML readers and a word to others"
             self.fault("YML04", node, path, message, f'write {meant}, or quote the word: "{text}"')
+            return text
+        if _HASH.match(text):
+            message = "this hash is a number to YAML, and its digits would be lost"
+            self.fault("YML07", node, path, message, f'quote it: "{text}"')
             return text
         if _LEADING_ZERO.match(text):
             plain = text.lstrip("+-").lstrip("0") or "0"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, Tag
 
@@ -30,6 +31,48 @@ _WANTED = {
 _NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 
 
+class _Own(NamedTuple):
+    """A rule for one kind of error of some fields: `fields` are recipe paths (fnmatch); `kind` is pydantic's, or
+    `missing` (nothing given, too), or `number` (where text is due)."""
+
+    rule: str
+    fields: str
+    kind: str
+    message: str
+    hint: str
+
+
+_COMMIT = "write the commit, 40 hex digits in lower case: its repository's history shows it"
+_DIGEST = "write the SHA-256 of the file, 64 hex digits in lower case: `sha256sum FILE` prints it"
+_IMAGE = "write `base: {{ref: NAME@sha256:<64 hex digits>}}`; `skopeo inspect docker://NAME` prints the digest"
+_OWN = [
+    _Own("SRC01", "*.revision", "missing", "`{name}` is missing, and a branch may name other bytes tomorrow", _COMMIT),
+    _Own("SRC01", "*.revision", "string_pattern_mismatch", "{given} may name other bytes tomorrow", _COMMIT),
+    _Own("SRC02", "image.base.ref", "string_pattern_mismatch", "{given} may name another image tomorrow", _IMAGE),
+    _Own("SRC02", "image.base", "model_type", "{given} is no base that stays the same", _IMAGE),
+    _Own("SRC03", "*.sha256", "missing", "`{name}` is missing, and a URL promises nothing about its bytes", _DIGEST),
+    _Own("SRC03", "*.sha256", "string_pattern_mismatch", "{given} is not a SHA-256", _DIGEST),
+    _Own("YML06", "serve.engine.vllm", "number", "`{name}` must be text: {text} is a number", 'quote it: "{text}"'),
+    _Own("YML06", "deploy.driver.cuda", "number", "`{name}` must be text: {text} is a number", 'quote it: "{text}"'),
+    _Own("YML07", "*.revision", "number", "this hash was read as a number", 'quote it: "{text}"'),
+    _Own("YML07", "*.sha256", "number", "this hash was read as a number", 'quote it: "{text}"'),
+    _Own(
+        "QAD01",
+        "target.qad.trainable",
+        "missing",
+        "`{name}` is missing: the paper trains the quantized weights only, its code all but the scales",
+        "add `trainable: quantized-weights` (the paper) or `trainable: all` (the code)",
+    ),
+    _Own(
+        "DAT01",
+        "data.*.truncated",
+        "missing",
+        "`{name}` is missing: whether answers cut by `max_tokens` stay changes the corpus",
+        "add `truncated: keep` or `truncated: drop`",
+    ),
+]
+
+
 def schema_finding(document: Document, error: Any) -> Diagnostic | None:
     """A pydantic error as a finding; None where it only follows from a fault of the text."""
     location, kind = error["loc"], error["type"]
@@ -42,6 +85,8 @@ def schema_finding(document: Document, error: Any) -> Diagnostic | None:
     if repaired or (kind == "missing" and path[:-1] in document.partial):
         return None
     name = ".".join(str(part) for part in path) or "the recipe"
+    if (own := _own(document, path, name, kind, given)) is not None:
+        return own
     if kind == "extra_forbidden":
         help_ = _unknown(str(path[-1]), location)
         message = f"unknown field `{path[-1]}`"
@@ -83,6 +128,23 @@ def schema_finding(document: Document, error: Any) -> Diagnostic | None:
     return document.diagnose("SCH04", "error", path, f"`{name}`: {said}", hint, key=key)
 
 
+def _own(document: Document, path: Path_, name: str, kind: str, given: Any) -> Diagnostic | None:
+    """The finding of a rule that is about this kind of error of this field."""
+    if kind == "string_type" and isinstance(given, int | float) and not isinstance(given, bool):
+        kind = "number"
+    elif given is None:
+        kind = "missing"
+    elif kind == "model_type" and not isinstance(given, str):
+        return None
+    for own in _OWN:
+        if own.kind == kind and fnmatchcase(name, own.fields):
+            token = document.diagnose(own.rule, "error", path, "").mark
+            text = token.text[token.column - 1 : token.end - 1] if token else str(given)
+            words = {"name": name, "given": _shown(given), "text": text}
+            return document.diagnose(own.rule, "error", path, own.message.format(**words), own.hint.format(**words))
+    return None
+
+
 def _unknown(word: str, location: tuple[Any, ...]) -> str:
     """Help: a field of the same mapping, or where else a field of this name belongs."""
     fields = _fields(_annotation(location[:-1]))
@@ -108,8 +170,7 @@ def _wrong_type(document: Document, path: Path_, name: str, kind: str, given: An
         message = f"`{name}` must be {_WANTED[kind]}, not the text `{given}`"
         return document.diagnose("YML01", "error", path, message, f"write {given} without quotes")
     if kind == "string_type" and isinstance(given, int | float) and not isinstance(given, bool):
-        rule = "YML06" if path and path[-1] == "vllm" else "SCH02"
-        return document.diagnose(rule, "error", path, message, f'quote it: "{given}"')
+        return document.diagnose("SCH02", "error", path, message, f'quote it: "{given}"')
     if kind == "int_type" and isinstance(given, float) and given.is_integer():
         return document.diagnose("SCH02", "error", path, message, f"write {int(given)}")
     if kind == "list_type" and not isinstance(given, dict | list) and given is not None:
