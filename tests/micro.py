@@ -10,19 +10,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from qdc.report.answers import checked
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRATCH = ["--set", "image.base={scratch: true}"]
 """No Debian base and no runtime packages: an image of data, built in seconds."""
 
 
 def qdc(*arguments: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    """Run the command line; an answer in JSON must have the shape that `qdc.report.answers` gives its verb."""
+    done = subprocess.run(
         [sys.executable, "-m", "qdc", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "compiler"), **environment},
     )
+    if "--json" in arguments and done.stdout:
+        value = json.loads(done.stdout)
+        checked("error" if "error" in value else str(arguments[0]), value)
+    return done
 
 
 class Micro:

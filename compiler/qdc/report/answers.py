@@ -1,0 +1,216 @@
+"""The shape of every verb's `--json` answer, as pydantic models, and the JSON Schemas made from them.
+
+For programs that read answers, and for tests; the verbs themselves do not import this module.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+ImageId = Annotated[str, StringConstraints(pattern=r"^(sha256:)?[0-9a-f]{64}$")]
+State = Literal["fresh", "stale", "waiting"]
+
+
+class Closed(BaseModel):
+    """No field beyond those named."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Answer(Closed):
+    schema_: Literal[1] = Field(alias="schema", description="version of all answers' shapes")
+
+
+class Diagnostic(Closed):
+    rule: str = Field(description="id; `qdc explain ID` prints its page")
+    severity: Literal["error", "warning", "note", "accepted"]
+    file: str | None
+    line: int | None = Field(description="from 1")
+    column: int | None = Field(description="from 1, of the token it speaks of")
+    message: str
+    hint: str | None = Field(description="what to type")
+
+
+class Deferred(Closed):
+    rule: str
+    needs: str = Field(description="the facts that are not at hand")
+
+
+class Validate(Answer):
+    ok: bool
+    diagnostics: list[Diagnostic]
+    deferred: list[Deferred]
+
+
+class Reason(Closed):
+    kind: str
+    what: str
+    was: Any
+    now: Any
+
+
+class PlannedStage(Closed):
+    name: str
+    state: State
+    reasons: list[Reason]
+    key: Hex | None = Field(description="null while waiting: an input is not known yet")
+
+
+class PlannedImage(Closed):
+    name: str | None = None
+    id: ImageId | None = None
+
+
+class Plan(Answer):
+    recipe: str
+    stages: list[PlannedStage]
+    image: PlannedImage
+    predictions: dict[str, Any]
+
+
+class BuiltStage(Closed):
+    name: str
+    ran: bool = Field(description="false: its output was in the store")
+    seconds: float
+    output: Hex
+
+
+class BuiltImage(Closed):
+    name: str
+    id: ImageId
+
+
+class Build(Answer):
+    build: str | None = Field(description="id; null with --until")
+    stages: list[BuiltStage]
+    image: BuiltImage | None
+
+
+class Why(Answer):
+    stage: PlannedStage
+    inputs: dict[str, str]
+    record: dict[str, Any] | None
+
+
+class Change(Closed):
+    subject: str
+    path: str
+    from_: Any = Field(alias="from")
+    to: Any
+    text: str = Field(description="in domain words")
+
+
+class Diff(Answer):
+    same: bool
+    changes: list[Change]
+
+
+class Evidence(Closed):
+    layer: str | None
+    path: str | None
+    offset: int | None
+    length: int | None
+    text: str
+
+
+class Verdict(Closed):
+    claim: str = Field(description="recipe path, or a name of an image's own part")
+    verdict: Literal["proved", "refuted", "recorded", "unread"]
+    value: Any
+    evidence: list[Evidence]
+
+
+class Audit(Answer):
+    image: dict[str, Any]
+    verdicts: list[Verdict]
+    counts: dict[str, int]
+
+
+class Check(Closed):
+    id: str
+    outcome: Literal["pass", "fail", "undecided", "not-run"]
+    figure: Any
+    why: str | None
+
+
+class Gate(Answer):
+    image: Any
+    checks: list[Check]
+
+
+class Export(Answer):
+    image: BuiltImage
+    destination: str
+
+
+class StoreVerify(Answer):
+    damaged: list[Hex]
+
+
+class Explain(Answer):
+    rule: dict[str, Any] | None = None
+    rules: list[dict[str, Any]] | None = None
+
+
+class ListedBuild(Closed):
+    build: str
+    recipe: str
+    image: str
+    id: ImageId
+    started: str
+
+
+class Origin(Closed):
+    path: str
+    value: Any
+    origin: str = Field(description="`file:line`, `--set` or `default`")
+
+
+class Show(Answer):
+    builds: list[ListedBuild] | None = None
+    recipe: dict[str, Any] | None = None
+    manifest: dict[str, Any] | None = None
+    record: dict[str, Any] | None = None
+    origins: list[Origin] | None = None
+
+
+class ErrorBody(Closed):
+    id: str
+    message: str
+    file: str | None
+    line: int | None
+    column: int | None
+    hint: str | None = Field(description="what to type")
+
+
+class Error(Answer):
+    error: ErrorBody
+
+
+ANSWERS: dict[str, type[Answer]] = {
+    "audit": Audit,
+    "build": Build,
+    "diff": Diff,
+    "error": Error,
+    "explain": Explain,
+    "export": Export,
+    "gate": Gate,
+    "plan": Plan,
+    "show": Show,
+    "store": StoreVerify,
+    "validate": Validate,
+    "why": Why,
+}
+
+
+def checked(verb: str, answer: Any) -> Answer:
+    """`answer` (a JSON value) as its model. Raises pydantic's ValidationError where its shape is another."""
+    return ANSWERS[verb].model_validate(answer)
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """File name -> JSON Schema of each verb's answer, and of the error that a failing one gives."""
+    return {f"answer-{verb}.schema.json": model.model_json_schema() for verb, model in ANSWERS.items()}
