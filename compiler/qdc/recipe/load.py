@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_bytes
-from qdc.core.spelling import suggestion
+from qdc.core.spelling import nearest, suggestion
 from qdc.formats.checkpoint import ModelFacts
 from qdc.recipe.data import Corpus, FilePrompts
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
@@ -148,14 +148,25 @@ class _Named:
     def checkpoint(self, path: Path_, name: str) -> None:
         if not (self.folder / name / "config.json").is_file():
             hint = f"give a folder with a Hugging Face checkpoint, relative to {self.folder}"
-            self.missing("SRC08", (*path, "path"), f"`{name}` holds no config.json", hint)
+            there = (self.folder / name).is_dir()
+            message = f"`{name}` holds no config.json" if there else f"`{name}` does not exist"
+            self.missing("SRC08", (*path, "path"), message, hint if there else self.near(name) or hint)
         self.folders[".".join(map(str, path))] = self.folder / name
 
     def file(self, path: Path_, name: str) -> None:
         if not (self.folder / name).is_file():
             hint = f"give a JSON Lines file, relative to {self.folder}"
-            self.missing("SRC08", (*path, "path"), f"`{name}` does not exist", hint)
+            self.missing("SRC08", (*path, "path"), f"`{name}` does not exist", self.near(name) or hint)
         self.folders[".".join(map(str, path))] = self.folder / name
+
+    def near(self, name: str) -> str | None:
+        """Help: the file or folder beside it that `name` was most likely meant to be."""
+        try:
+            names = [str(place.relative_to(self.folder)) for place in (self.folder / name).parent.iterdir()]
+        except (OSError, ValueError):
+            return None
+        near = nearest(name, sorted(names))
+        return f"did you mean `{near}`?" if near else None
 
 
 def _assign(document: Document, assignment: str) -> Path_:
