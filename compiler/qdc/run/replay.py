@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from typing import Any
 
 from qdc.graph.code import code_digests
@@ -27,7 +26,9 @@ def replay_served(
         "versions": versions(lock_text("train")),
         "chat_template": "",
         "serve_lock": "",
-        "sources": defaultdict(str),
+        "templates": {},
+        "sources": {},
+        "trees": {},
     }
     outputs = {stage["name"]: stage["output"] for stage in record["stages"]}
     instance = served(record["recipe"], facts, outputs)
