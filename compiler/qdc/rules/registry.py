@@ -15,6 +15,8 @@ from qdc.recipe.load import Loaded, sources
 from qdc.recipe.reading import Path_
 
 Severity = Literal["error", "warning", "note"]
+LOCK = "lock"
+"""What a rule needs that judges the lock. It is deferred until the lock pins every source, or a build asks for it."""
 
 
 class Found(NamedTuple):
@@ -42,7 +44,9 @@ class Rule:
     needs: tuple[str, ...] = ()
 
     def lacks(self, loaded: Loaded) -> list[str]:
-        """Recipe paths of checkpoints that the recipe names, this rule reads, and nothing is known of."""
+        """Recipe paths of checkpoints that the recipe names, this rule reads, and nothing is known of; or `lock`."""
+        if LOCK in self.needs:
+            return [LOCK] if loaded.lock is None else []
         named = [".".join(map(str, place)) for place in sources(loaded.model)]
         wanted = [place for place in named for need in self.needs if fnmatchcase(place, need)]
         return [place for place in wanted if place not in loaded.facts]
