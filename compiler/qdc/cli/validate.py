@@ -1,4 +1,4 @@
-"""`qdc validate RECIPE`: every finding of the recipe, without running anything."""
+"""`qdc validate RECIPE...`: every finding of the recipes, without running anything."""
 
 from __future__ import annotations
 
@@ -12,33 +12,43 @@ from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
 
 def main(arguments: list[str]) -> int:
     options = parser("validate", __doc__ or "", sets=True)
-    options.add_argument("recipe", type=Path)
+    options.add_argument("recipes", type=Path, nargs="+", metavar="RECIPE")
     given = options.parse_args(arguments)
     gc.disable()  # Importing makes many objects and no garbage.
+    checked = [_checked(recipe, given.sets) for recipe in given.recipes]
+    gc.enable()
+    findings = [item for found, _ in checked for item in found]
+    waiting = dict.fromkeys(pair for _, waits in checked for pair in waits)
+    ok = not any(item.severity == "error" for item in findings)
+    if given.json:
+        waits = [{"rule": id, "needs": needs} for id, needs in waiting]
+        answer({"ok": ok, "diagnostics": [item.as_json() for item in findings], "deferred": waits})
+    else:
+        for recipe, (found, waits) in zip(given.recipes, checked, strict=True):
+            _print(recipe, found, waits)
+    return 0 if ok else 2
+
+
+def _checked(recipe: Path, sets: list[str]) -> tuple[list[Diagnostic], list[tuple[str, str]]]:
+    """Findings of one recipe, and (rule, what it needs) of what cannot be decided yet."""
     from qdc.recipe.load import load
     from qdc.rules.check import check, deferred
     from qdc.sources.facts import attach
 
-    gc.enable()
-    waiting: list[tuple[str, str]] = []
     try:
-        loaded = attach(load(given.recipe, given.sets))
-        waiting = deferred(loaded)
-        findings: list[Diagnostic] = check(loaded)
+        loaded = attach(load(recipe, sets))
+        return check(loaded), deferred(loaded)
     except RecipeInvalid as invalid:
-        findings = invalid.diagnostics
-    errors = [item for item in findings if item.severity == "error"]
-    waits = [{"rule": id, "needs": needs} for id, needs in waiting]
-    if given.json:
-        answer({"ok": not errors, "diagnostics": [item.as_json() for item in findings], "deferred": waits})
-    else:
-        for item in findings:
-            print(painted(f"{item}\n", sys.stdout))
-        for needs in dict.fromkeys(needs for _, needs in waiting):
-            ids = ", ".join(id for id, other in waiting if other == needs)
-            print(f"deferred: {ids}\n  need {needs}\n")
-        print(f"{given.recipe}: {_counted(findings)}")
-    return 2 if errors else 0
+        return invalid.diagnostics, []
+
+
+def _print(recipe: Path, findings: list[Diagnostic], waiting: list[tuple[str, str]]) -> None:
+    for item in findings:
+        print(painted(f"{item}\n", sys.stdout))
+    for needs in dict.fromkeys(needs for _, needs in waiting):
+        ids = ", ".join(id for id, other in waiting if other == needs)
+        print(f"deferred: {ids}\n  need {needs}\n")
+    print(f"{recipe}: {_counted(findings)}")
 
 
 def _counted(findings: list[Diagnostic]) -> str:
