@@ -8,8 +8,8 @@ from __future__ import annotations
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid, in_order
 from qdc.recipe.findings import FINDINGS, Finding
 from qdc.recipe.load import Loaded
-from qdc.rules import accept, data, drafter, engine, evaluate, source, target, window
-from qdc.rules.registry import Found, Rule, Topic
+from qdc.rules import accept, data, drafter, engine, evaluate, lock, source, target, window
+from qdc.rules.registry import LOCK, Found, Rule, Topic
 
 TOPICS: dict[str, Topic] = {
     "data": data.TOPIC,
@@ -19,6 +19,7 @@ TOPICS: dict[str, Topic] = {
     "window": window.TOPIC,
     "engine": engine.TOPIC,
     "evaluate": evaluate.TOPIC,
+    "lock": lock.TOPIC,
 }
 RULES: list[Rule] = [rule for topic in TOPICS.values() for rule in topic.rules]
 PAGES: dict[str, Finding] = {
@@ -41,7 +42,13 @@ def check(loaded: Loaded) -> list[Diagnostic]:
 def deferred(loaded: Loaded) -> list[tuple[str, str]]:
     """(rule id, what it needs) of the rules that cannot be decided yet."""
     lacking = [(rule.finding.id, rule.lacks(loaded)) for rule in RULES]
-    return [(id, f"the headers of {', '.join(places)}: `qdc lock`") for id, places in lacking if places]
+    return [(id, _need(places)) for id, places in lacking if places]
+
+
+def _need(places: list[str]) -> str:
+    if places == [LOCK]:
+        return "a lock that pins every source: `qdc lock`"
+    return f"the headers of {', '.join(places)}: `qdc lock`"
 
 
 def require(loaded: Loaded) -> list[Diagnostic]:
