@@ -21,7 +21,7 @@ from qdc.graph.expand import expand
 from qdc.graph.table import KINDS
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid
 from qdc.recipe.findings import FINDINGS
-from qdc.recipe.load import load
+from qdc.recipe.load import LockState, load
 from qdc.recipe.reading import scan_document
 from qdc.rules import accept
 from qdc.rules.check import PAGES, TOPICS, check, require
@@ -44,11 +44,13 @@ URL = re.compile(r"https://[^\s;`)]+")
 
 def findings(recipe: Path, sets: list[str] | None = None, edits: dict[str, Any] | None = None) -> list[Diagnostic]:
     """What is found with the facts of what the recipe trains or has in a folder, those of `hub_facts` for every other
-    checkpoint, and `edits` merged into them."""
+    checkpoint, and `edits` merged into them; `lock` among them is the state of the lock."""
+    edits = dict(edits or {})
+    state = LockState(**edits.pop("lock")) if "lock" in edits else None
     try:
         loaded = load(recipe, sets)
         facts = hub_facts.facts_for(loaded) | attach(loaded).facts
-        return check(replace(loaded, facts=hub_facts.edited(facts, edits or {})))
+        return check(replace(loaded, facts=hub_facts.edited(facts, edits), lock=state))
     except RecipeInvalid as invalid:
         return invalid.diagnostics
 

@@ -109,11 +109,11 @@ class Store:
                             exit_code=COULD_NOT,
                             hint="build again when nothing writes to it",
                         )
-                    self._adopt(copy, sha256)
+                    self.adopt(copy, sha256)
             name = path.relative_to(folder).as_posix()
             entries.append(Entry(name, path.stat().st_size, _mode(path), sha256))
         tree = Tree(tuple(entries))
-        self._write_tree(tree)
+        self.add_tree(tree)
         self.memo.save()
         return tree
 
@@ -124,14 +124,14 @@ class Store:
             for path in list_files(folder):
                 sha256 = sha256_file(path)
                 entries.append(Entry(path.relative_to(folder).as_posix(), path.stat().st_size, _mode(path), sha256))
-                self._adopt(path, sha256)
+                self.adopt(path, sha256)
             tree = Tree(tuple(entries))
-            self._write_tree(tree)
+            self.add_tree(tree)
         return tree
 
     @_disk_errors()
-    def _adopt(self, path: Path, sha256: str) -> None:
-        """Make the file at `path` the object `sha256`."""
+    def adopt(self, path: Path, sha256: str) -> None:
+        """Make the file at `path`, on the store's disk and with that digest, the object `sha256`."""
         final = self.object_path(sha256)
         if final.is_file() and final.stat().st_size == path.stat().st_size:
             return
@@ -143,7 +143,8 @@ class Store:
         fsync_folder(final.parent)
 
     @_disk_errors()
-    def _write_tree(self, tree: Tree) -> None:
+    def add_tree(self, tree: Tree) -> None:
+        """Keep the list of a tree's files; the files themselves are kept by `adopt`."""
         if self.tree(tree.digest) is None:
             write_atomic(self.root / "trees" / f"{tree.digest}.json", canonical.dumps(tree.as_json()))
 
