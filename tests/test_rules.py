@@ -44,13 +44,15 @@ URL = re.compile(r"https://[^\s;`)]+")
 
 def findings(recipe: Path, sets: list[str] | None = None, edits: dict[str, Any] | None = None) -> list[Diagnostic]:
     """What is found with the facts of what the recipe trains or has in a folder, those of `hub_facts` for every other
-    checkpoint, and `edits` merged into them; `lock` among them is the state of the lock."""
+    checkpoint, and `edits` merged into them; among them `lock` is the state of the lock, and
+    `training_bytes` the user's setting."""
     edits = dict(edits or {})
     state = LockState(**edits.pop("lock")) if "lock" in edits else None
+    room = edits.pop("training_bytes", None)
     try:
         loaded = load(recipe, sets)
         facts = hub_facts.facts_for(loaded) | attach(loaded).facts
-        return check(replace(loaded, facts=hub_facts.edited(facts, edits), lock=state))
+        return check(replace(loaded, facts=hub_facts.edited(facts, edits), lock=state, training_bytes=room))
     except RecipeInvalid as invalid:
         return invalid.diagnostics
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from qdc.formats.checkpoint import ModelFacts
 from qdc.measure.figures import Figure
+from qdc.measure.past import Past
 from qdc.measure.sizes import Json, TextModel, base_model, drafter, served_target, size
 
 STATE_OPERATIONS = 6
@@ -159,13 +160,15 @@ def bound(form: Form, prompt: int, answer: int, speed: Speed, tokens_a_step: flo
     return Regime(prompt, answer, prefill, terms, tokens_a_step)
 
 
-def tokens_a_step(recipe: Json, measured: float | None) -> Figure:
-    """Tokens that a step yields: as the last build of this recipe measured, else assumed."""
+def tokens_a_step(recipe: Json, past: Past) -> Figure:
+    """Tokens that a step yields: as a build of this recipe with this K measured, else assumed."""
     k = recipe["serve"]["k"]
     if recipe["drafter"] is None or k is None:
         return Figure(1.0, "tokens", False, "no drafter")
-    if measured is not None:
-        return Figure(measured, "tokens", False, "acceptance length of this recipe's last build")
+    if past.acceptance is not None:
+        source = f"acceptance length in build {past.acceptance_of}"
+        changed = "" if past.acceptance_exact else ", whose target, drafter or data were others"
+        return Figure(past.acceptance, "tokens", not past.acceptance_exact, source + changed)
     return Figure(min(USUAL_TOKENS_A_STEP, k + 1.0), "tokens", True, "a good block drafter's, at most K + 1")
 
 

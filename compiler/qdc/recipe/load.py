@@ -42,6 +42,7 @@ class Loaded:
     `read`: absolute path -> SHA-256 of each file as it was read: the recipe and the files that it names.
     `origins`: recipe path -> `file:line`, or `--set`, of each value that was given.
     `facts`: recipe path of a checkpoint -> what its headers say, where they are at hand (`qdc.sources` fills it).
+    `training_bytes`: memory that the training device has free, where the user's settings say so.
     `lock`: how the lock fits, once that counts: a recipe without its lock is valid, and cannot be built.
     """
 
@@ -56,6 +57,7 @@ class Loaded:
     origins: dict[str, str] = field(default_factory=dict)
     facts: dict[str, ModelFacts] = field(default_factory=dict)
     lock: LockState | None = None
+    training_bytes: float | None = None
 
 
 def load(path: Path, sets: list[str] | None = None) -> Loaded:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid, in_order
 from qdc.recipe.findings import FINDINGS, Finding
 from qdc.recipe.load import Loaded
-from qdc.rules import accept, data, drafter, engine, evaluate, lock, source, target, window
+from qdc.rules import accept, data, drafter, engine, evaluate, lock, memory, source, target, window
 from qdc.rules.registry import LOCK, Found, Rule, Topic
 
 TOPICS: dict[str, Topic] = {
@@ -20,6 +20,7 @@ TOPICS: dict[str, Topic] = {
     "engine": engine.TOPIC,
     "evaluate": evaluate.TOPIC,
     "lock": lock.TOPIC,
+    "memory": memory.TOPIC,
 }
 RULES: list[Rule] = [rule for topic in TOPICS.values() for rule in topic.rules]
 PAGES: dict[str, Finding] = {

@@ -20,12 +20,14 @@ class Settings:
     """`train_python`: interpreter with the train environment (absolute, or a name for PATH to find).
 
     `threads`: CPU threads of a compute stage; one by default, because small models gain little from more and the bits
-    of a training may depend on it. `jobs`: compute stages at a time.
+    of a training may depend on it. `jobs`: compute stages at a time. `training_bytes`: memory that the training device
+    has free (`training_memory_gb`, 10^9 bytes), or None: what a recipe's training needs is then printed, not judged.
     """
 
     train_python: str
     threads: int
     jobs: int
+    training_bytes: float | None = None
 
 
 def config_file() -> Path:
@@ -40,7 +42,27 @@ def settings() -> Settings:
     threads = _count("threads", values, 1)
     jobs = _count("jobs", values, min(2, os.cpu_count() or 1))
     python = os.path.expanduser(str(python))
-    return Settings(os.path.abspath(python) if os.sep in python else python, threads, jobs)
+    python = os.path.abspath(python) if os.sep in python else python
+    return Settings(python, threads, jobs, training_bytes(values))
+
+
+def training_bytes(values: dict[str, Any] | None = None) -> float | None:
+    """Memory that the training device has free, in bytes, where the settings say so. Raises QdcError."""
+    values = _from_file(config_file()) if values is None else values
+    given = os.environ.get("QDC_TRAINING_MEMORY_GB") or values.get("training_memory_gb")
+    if given is None:
+        return None
+    try:
+        size = float(given) * 1e9
+    except (TypeError, ValueError):
+        size = 0.0
+    if not 0.0 < size < float("inf"):
+        raise QdcError(
+            "settings.training_memory_gb",
+            f"training_memory_gb must be a number over 0, not `{given}`",
+            hint=f"correct QDC_TRAINING_MEMORY_GB or {config_file()}",
+        )
+    return size
 
 
 def _count(name: str, values: dict[str, Any], default: int) -> int:
@@ -69,7 +91,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         value = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise QdcError("settings.file", f"cannot read the settings: {str(error).splitlines()[0]}", file=path) from None
-    known = {"train_python", "threads", "jobs"}
+    known = {"train_python", "threads", "jobs", "training_memory_gb"}
     if not isinstance(value, dict) or set(value) - known:
         raise QdcError("settings.file", f"settings are a mapping of {', '.join(sorted(known))}", file=path)
     return value
