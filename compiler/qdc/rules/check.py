@@ -5,9 +5,11 @@ This module runs them and applies `accept`; the rules are one file a topic besid
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid, in_order
 from qdc.recipe.findings import FINDINGS, Finding
-from qdc.recipe.load import Loaded
+from qdc.recipe.load import Loaded, LockState
 from qdc.rules import accept, data, drafter, engine, evaluate, lock, memory, source, target, window
 from qdc.rules.registry import LOCK, Found, Rule, Topic
 
@@ -22,6 +24,7 @@ TOPICS: dict[str, Topic] = {
     "lock": lock.TOPIC,
     "memory": memory.TOPIC,
 }
+_OF_THE_LOCK = {rule.finding.id for rule in lock.TOPIC.rules}
 RULES: list[Rule] = [rule for topic in TOPICS.values() for rule in topic.rules]
 PAGES: dict[str, Finding] = {
     page.id: page
@@ -58,6 +61,12 @@ def require(loaded: Loaded) -> list[Diagnostic]:
     if any(item.severity == "error" for item in findings):
         raise RecipeInvalid(findings)
     return findings
+
+
+def require_lock(loaded: Loaded, state: LockState) -> None:
+    """Raises RecipeInvalid where the lock does not fit the recipe as a build needs it."""
+    if findings := [item for item in check(replace(loaded, lock=state)) if item.rule in _OF_THE_LOCK]:
+        raise RecipeInvalid(findings)
 
 
 def _diagnosed(loaded: Loaded, finding: Finding, found: Found) -> Diagnostic:
