@@ -13,6 +13,7 @@ import sys
 VERBS = {
     "validate": "check a recipe without running anything",
     "explain": "print what a finding means and how to fix it",
+    "lock": "resolve every source to file digests beside the recipe, and fetch it",
     "plan": "say what a build would run, and why",
     "build": "run what is stale and name the image",
     "why": "say why a stage is fresh, stale or waiting",
