@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qdc.formats.checkpoint import ModelFacts
 from qdc.measure.figures import Figure
-from qdc.measure.past import Past
 from qdc.measure.sizes import Json, TextModel, base_model, drafter, served_target, size
+
+if TYPE_CHECKING:
+    from qdc.measure.past import Past
 
 STATE_OPERATIONS = 6
 """Operations that each number of a recurrent state costs a token: decay, two products, an update (2 each a product)."""

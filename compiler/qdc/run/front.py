@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qdc.core import canonical
 from qdc.core.files import sha256_file, write_atomic
 from qdc.graph.instances import Instance
+from qdc.run.settings import training_bytes
 from qdc.store.store import Store
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -25,7 +26,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 class Front:
     """`recipe`: resolved fields; `digest`: SHA-256 of the recipe file as it was read; `instances`: in an order in
     which inputs come first; `warnings`: as text; `origins`: recipe path -> `file:line` or `--set`; `missing`: recipe
-    path and what no stage can make."""
+    path and what no stage can make; `facts`: recipe path of a checkpoint -> `ModelFacts` as JSON."""
 
     recipe: dict[str, Any]
     digest: str
@@ -33,6 +34,7 @@ class Front:
     warnings: list[str]
     origins: dict[str, str]
     missing: list[tuple[str, str]]
+    facts: dict[str, Any]
 
 
 def front(path: Path, sets: list[str], store: Store) -> Front:
@@ -51,6 +53,7 @@ def _remembered(memo: Path, path: Path, code: str) -> Front | None:
         same = (
             value["code"] == code
             and not value["sources"]
+            and value["training_bytes"] == training_bytes()
             and all(sha256_file(Path(name)) == digest for name, digest in value["files"].items())
         )
     except (OSError, ValueError, KeyError, TypeError):
@@ -64,6 +67,7 @@ def _remembered(memo: Path, path: Path, code: str) -> Front | None:
         value["warnings"],
         value["origins"],
         [(path, what) for path, what in value["missing"]],
+        value["facts"],
     )
 
 
@@ -76,7 +80,7 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
     from qdc.rules.check import require
     from qdc.sources.facts import attach
 
-    loaded = attach(load(path, sets))
+    loaded = replace(attach(load(path, sets)), training_bytes=training_bytes())
     warnings = [str(item) for item in require(loaded)]
     sources = {
         name: store.ingest(place).digest if place.is_dir() else sha256_file(place)
@@ -101,11 +105,13 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         "warnings": warnings,
         "origins": loaded.origins,
         "missing": missing,
+        "facts": {place: known.as_json() for place, known in loaded.facts.items()},
+        "training_bytes": loaded.training_bytes,
         "instances": [item.as_json() for item in instances],
     }
     with contextlib.suppress(OSError):
         write_atomic(memo, canonical.dumps(value))
-    return Front(loaded.data, loaded.document.sha256, instances, warnings, loaded.origins, missing)
+    return Front(loaded.data, loaded.document.sha256, instances, warnings, loaded.origins, missing, value["facts"])
 
 
 def _package_signature() -> str:
