@@ -10,7 +10,7 @@ from qdc.cli.common import answer, note, open_store, parser
 from qdc.cli.progress import listener
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.run.build import Build, Ran, artifact_json, save_build
-from qdc.run.front import front
+from qdc.run.front import front, require_sources
 from qdc.run.records import build_document, measurements
 from qdc.store.store import Store
 
@@ -35,6 +35,8 @@ def main(arguments: list[str]) -> int:
     shown = listener(given.quiet)
     build = Build(store, settings(), read.instances, shown)
     try:
+        if read.unlocked or read.locked:
+            require_sources(read, given.recipe, given.sets, store, build.plan().stages)
         stages = build.run(only)
     finally:
         shown.close()

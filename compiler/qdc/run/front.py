@@ -9,15 +9,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qdc.core import canonical
+from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import sha256_file, write_atomic
 from qdc.graph.instances import Instance
+from qdc.graph.plan import Stage
 from qdc.run.settings import training_bytes
 from qdc.store.store import Store
+from qdc.store.trees import Tree
+
+if TYPE_CHECKING:
+    from qdc.recipe.load import Loaded
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -26,7 +33,8 @@ PACKAGE = Path(__file__).resolve().parent.parent
 class Front:
     """`recipe`: resolved fields; `digest`: SHA-256 of the recipe file as it was read; `instances`: in an order in
     which inputs come first; `warnings`: as text; `origins`: recipe path -> `file:line` or `--set`; `missing`: recipe
-    path and what no stage can make; `facts`: recipe path of a checkpoint -> `ModelFacts` as JSON."""
+    path and what no stage can make; `facts`: recipe path of a checkpoint -> `ModelFacts` as JSON; `unlocked`:
+    findings about the lock, as text; `locked`: tree digest of a locked source -> what it is."""
 
     recipe: dict[str, Any]
     digest: str
@@ -35,6 +43,8 @@ class Front:
     origins: dict[str, str]
     missing: list[tuple[str, str]]
     facts: dict[str, Any]
+    unlocked: list[str]
+    locked: dict[str, str]
 
 
 def front(path: Path, sets: list[str], store: Store) -> Front:
@@ -52,7 +62,8 @@ def _remembered(memo: Path, path: Path, code: str) -> Front | None:
         value = json.loads(memo.read_bytes())
         same = (
             value["code"] == code
-            and not value["sources"]
+            and not value["folders"]
+            and value["lock"] == [str(path.absolute()), value["lock"][1], _digest(Path(value["lock"][1]))]
             and value["training_bytes"] == training_bytes()
             and all(sha256_file(Path(name)) == digest for name, digest in value["files"].items())
         )
@@ -68,6 +79,8 @@ def _remembered(memo: Path, path: Path, code: str) -> Front | None:
         value["origins"],
         [(path, what) for path, what in value["missing"]],
         value["facts"],
+        value["unlocked"],
+        value["locked"],
     )
 
 
@@ -79,10 +92,14 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
     from qdc.recipe.load import load
     from qdc.rules.check import require
     from qdc.sources.facts import attach
+    from qdc.sources.lock import lock_path, trees
 
+    beside = lock_path(path.absolute())
+    held = [str(path.absolute()), str(beside), _digest(beside)]
     loaded = replace(attach(load(path, sets)), training_bytes=training_bytes())
+    pinned = trees(loaded)
     warnings = [str(item) for item in require(loaded)]
-    sources = {
+    folders = {
         name: store.ingest(place).digest if place.is_dir() else sha256_file(place)
         for name, place in loaded.folders.items()
     }
@@ -93,13 +110,14 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         "chat_template": loaded.chat_template,
         "serve_lock": serve_lock,
         "templates": loaded.templates,
-        "sources": sources,
-        "trees": sources,
+        "sources": folders | {place: tree.digest for place, tree in pinned.items()},
+        "trees": folders,
     }
     instances, missing = expand(loaded.data, facts), unsupported(loaded.data)
-    value = {
+    value: dict[str, Any] = {
         "code": code,
-        "sources": sources,
+        "folders": folders,
+        "lock": held,
         "files": loaded.read,
         "recipe": loaded.data,
         "warnings": warnings,
@@ -107,11 +125,72 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         "missing": missing,
         "facts": {place: known.as_json() for place, known in loaded.facts.items()},
         "training_bytes": loaded.training_bytes,
+        "unlocked": _unlocked(loaded),
+        "locked": {tree.digest: _described(place, tree) for place, tree in pinned.items()},
         "instances": [item.as_json() for item in instances],
     }
     with contextlib.suppress(OSError):
         write_atomic(memo, canonical.dumps(value))
-    return Front(loaded.data, loaded.document.sha256, instances, warnings, loaded.origins, missing, value["facts"])
+    return Front(
+        loaded.data,
+        loaded.document.sha256,
+        instances,
+        warnings,
+        loaded.origins,
+        missing,
+        value["facts"],
+        value["unlocked"],
+        value["locked"],
+    )
+
+
+def _described(place: str, tree: Tree) -> str:
+    return f"{place} ({len(tree.entries)} files, {tree.size} bytes)"
+
+
+def _unlocked(loaded: Loaded) -> list[str]:
+    from qdc.recipe.diagnostics import RecipeInvalid
+    from qdc.rules.check import require_lock
+    from qdc.sources.lock import state
+
+    if loaded.lock is not None:
+        return []
+    try:
+        require_lock(loaded, state(loaded))
+    except RecipeInvalid as invalid:
+        return [str(item) for item in invalid.diagnostics]
+    return []
+
+
+def require_sources(read: Front, path: Path, sets: list[str], store: Store, stages: Iterable[Stage]) -> None:
+    """Before a build: raises RecipeInvalid (SRC04) where the lock does not fit, and QdcError where a stale stage
+    reads a locked source whose bytes are not here."""
+    if read.unlocked:
+        from qdc.recipe.load import load
+        from qdc.rules.check import require_lock
+        from qdc.sources.facts import attach
+        from qdc.sources.lock import state
+
+        loaded = attach(load(path, sets))
+        require_lock(loaded, state(loaded))
+    stale = [stage for stage in stages if stage.state == "stale"]
+    digests = {digest for stage in stale for digest in stage.inputs.values() if digest in read.locked}
+    lacking = sorted(read.locked[digest] for digest in digests if not store.has_tree(digest))
+    if lacking:
+        raise QdcError(
+            "build.fetch",
+            f"the store lacks the bytes of {'; '.join(lacking)}",
+            file=path,
+            exit_code=COULD_NOT,
+            hint=f"type `qdc lock {path}`: it fetches what the lock pins",
+        )
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return sha256_file(path)
+    except OSError:
+        return None
 
 
 def _package_signature() -> str:
