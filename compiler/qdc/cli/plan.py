@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
             }
         )
     else:
-        for warning in read.warnings:
+        for warning in [*read.unlocked, *read.warnings]:
             note(warning)
         width = max(len(stage.instance.name) for stage in made.stages)
         for stage in made.stages:
