@@ -16,6 +16,7 @@ from qdc.recipe.diagnostics import RecipeInvalid
 from qdc.recipe.load import load
 from qdc.recipe.reading import parse_document
 from qdc.rules.check import check
+from qdc.sources.facts import attach
 
 
 def faults(text: bytes | str) -> list[tuple[int | None, int | None, str]]:
@@ -120,7 +121,7 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["tiny.yaml", "micro.yaml"])
 def test_shipped_recipes_are_valid(root: Path, name: str) -> None:
-    assert check(load(root / "recipes" / name)) == []
+    assert check(attach(load(root / "recipes" / name))) == []
 
 
 def edited(recipes: Path, old: str, new: str) -> list[str]:
@@ -129,7 +130,7 @@ def edited(recipes: Path, old: str, new: str) -> list[str]:
     assert text.count(old) >= 1
     path.write_text(text.replace(old, new, 1))
     try:
-        found = check(load(path))
+        found = check(attach(load(path)))
     except RecipeInvalid as invalid:
         found = invalid.diagnostics
     return [str(item) for item in found]

@@ -60,5 +60,5 @@ def _partial(value: Any) -> Any:
 
 
 def _nullable(schema: Json) -> Json:
-    about = {name: schema[name] for name in ("title", "description") if name in schema}
+    about: Json = {name: schema[name] for name in ("title", "description") if name in schema}
     return {"anyOf": [schema, {"type": "null"}], **about}
