@@ -24,10 +24,12 @@ GENERATION_EFFICIENCY = 0.1
 
 @dataclass(frozen=True)
 class StageTime:
-    """`hours`: None where nothing tells; `at_most`: each answer was counted as long as it may be; `why`: of None."""
+    """`hours`: None where nothing tells; `build`: that it was timed in; `at_most`: each answer was counted as long as
+    it may be; `why`: of None."""
 
     stage: str
     hours: Figure | None
+    build: str = ""
     at_most: bool = False
     why: str = ""
 
@@ -62,8 +64,8 @@ def _scaled(recipe: Json, past: Past, stage: str) -> StageTime:
     if was and now:
         scaled = seconds * now / was
         text = source if was == now else f"{source}, scaled by work {was:g} -> {now:g}"
-        return StageTime(stage, Figure(scaled / 3600, "hours", was != now, text))
-    return StageTime(stage, Figure(seconds / 3600, "hours", False, source))
+        return StageTime(stage, Figure(scaled / 3600, "hours", was != now, text), build)
+    return StageTime(stage, Figure(seconds / 3600, "hours", False, source), build)
 
 
 def units(recipe: Json, stage: str) -> float | None:
@@ -133,7 +135,7 @@ def _estimate(recipe: Json, facts: Mapping[str, ModelFacts], card: Card | None, 
         return StageTime(stage, None, why=f"it never ran here, and {recipe['deploy']['hardware']} has no rate")
     rate = card.bf16_tflops.value * 1e12 * efficiency
     source = f"{operations:.2g} operations at {efficiency:.0%} of {card.bf16_tflops.value:g} TFLOP/s, one {card.name}"
-    return StageTime(stage, Figure(operations / rate / 3600, "hours", True, source), kind == "corpus")
+    return StageTime(stage, Figure(operations / rate / 3600, "hours", True, source), at_most=kind == "corpus")
 
 
 def _operations(recipe: Json, facts: Mapping[str, ModelFacts], kind: str, name: str) -> tuple[float | None, float]:
