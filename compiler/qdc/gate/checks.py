@@ -174,12 +174,14 @@ def check_lossless(plain: Served, asked: Asked, cut_off: Asked, report: Callable
         why = f"{MIN_PROMPTS} prompts with head-room and {MIN_CUT_OFF} up to max_model_len are needed"
         return Check("lossless", "undecided", figure, why)
     compared = plain.ask(requests, report=lambda done: report(done, total, "the same without speculation"))
-    ties: list[str] = []
+    ties: list[int] = []
     wrong: list[str] = []
     for number, (with_drafter, without) in enumerate(zip(answers, compared, strict=True)):
         verdict = difference(with_drafter, without)
-        if verdict is not None:
-            (ties if verdict == "tie" else wrong).append(f"prompt {number}: {verdict}")
+        if verdict == "tie":
+            ties.append(number)
+        elif verdict is not None:
+            wrong.append(f"prompt {number}: {verdict}")
     figure = {
         "prompts": total,
         "equal": total - len(ties) - len(wrong),
@@ -191,7 +193,8 @@ def check_lossless(plain: Served, asked: Asked, cut_off: Asked, report: Callable
         return Check("lossless", "fail", figure, f"other text than without speculation: {wrong[0]}")
     if len(ties) > MAX_TIE_SHARE * total:
         return Check("lossless", "fail", figure, f"{len(ties)} of {total} prompts differ at a tie, more than 2 %")
-    return Check("lossless", "pass", figure, "greedy text is the same with and without speculation, ties counted")
+    counted = f"ties counted (prompts {', '.join(map(str, ties))})" if ties else "ties counted"
+    return Check("lossless", "pass", figure, f"greedy text is the same with and without speculation, {counted}")
 
 
 def difference(with_drafter: Answer, without: Answer) -> str | None:
