@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +43,8 @@ class Front:
     origins: dict[str, str]
     missing: list[tuple[str, str]]
     facts: dict[str, Any]
-    unlocked: list[str]
-    locked: dict[str, str]
+    unlocked: list[str] = field(default_factory=list)
+    locked: dict[str, str] = field(default_factory=dict)
 
 
 def front(path: Path, sets: list[str], store: Store) -> Front:
