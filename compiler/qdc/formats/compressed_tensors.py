@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,9 @@ from qdc.formats.ranges import RangeReader
 COMPANIONS = ("weight_packed", "weight_scale", "weight_shape")
 _EXTRA = ("weight_zero_point", "weight_g_idx")
 _MAX_PATTERN, _MAX_NAME = 200, 200
+
+VERSION = "0.19.0"
+"""compressed-tensors version whose configuration is written."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,43 @@ def read_facts(files: Mapping[str, RangeReader]) -> Facts:
     ]
     problems += [f"{name} is stored quantized and plain" for name in sorted(names.intersection(plain))]
     return Facts(quantized, tuple(sorted(plain)), tuple(problems), headers)
+
+
+def quantization_config(scheme: Mapping[str, Any], ignored: Sequence[str]) -> dict[str, Any]:
+    """`quantization_config` of a config.json as vLLM 0.32 reads it; `scheme`: {bits, group_size, symmetric}.
+
+    `ignored`: module names or `re:` patterns, in the engine's names.
+    """
+    weights = {
+        "num_bits": int(scheme["bits"]),
+        "type": "int",
+        "symmetric": bool(scheme["symmetric"]),
+        "strategy": "group",
+        "group_size": int(scheme["group_size"]),
+        "actorder": None,
+        "block_structure": None,
+        "dynamic": False,
+        "observer": "minmax",
+        "observer_kwargs": {},
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "version": VERSION,
+        "global_compression_ratio": None,
+        "kv_cache_scheme": None,
+        "ignore": list(ignored),
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "format": "pack-quantized",
+                "weights": weights,
+                "input_activations": None,
+                "output_activations": None,
+            }
+        },
+    }
 
 
 def read_declared(config: Mapping[str, Any]) -> Declared | None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdc.core.errors import QdcError
+from qdc.formats.compressed_tensors import quantization_config
 
 ARCHITECTURE = "DFlashDraftModel"
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -81,36 +82,6 @@ def engine_ignore(layers: int, target_layers: int, ignore: Sequence[str]) -> lis
     return patterns
 
 
-def quantization_config(
-    scheme: Mapping[str, Any], layers: int, target_layers: int, ignore: Sequence[str]
-) -> dict[str, Any]:
-    """compressed-tensors `pack-quantized` for weights of `scheme` {bits, group_size, symmetric}."""
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {
-                    "num_bits": scheme["bits"],
-                    "type": "int",
-                    "symmetric": scheme["symmetric"],
-                    "strategy": "group",
-                    "group_size": scheme["group_size"],
-                    "actorder": None,
-                    "dynamic": False,
-                    "observer": "minmax",
-                },
-                "input_activations": None,
-                "output_activations": None,
-            }
-        },
-        "ignore": engine_ignore(layers, target_layers, ignore),
-        "kv_cache_scheme": None,
-    }
-
-
 def drafter_config(
     architecture: Mapping[str, Any],
     *,
@@ -162,9 +133,8 @@ def drafter_config(
         config |= {"sliding_window": window, "max_window_layers": 0}
         dflash |= {"causal": False, "swa_window_size": window}
     if quantization is not None:
-        config["quantization_config"] = quantization_config(
-            quantization["scheme"], layers, target_layers, quantization.get("ignore") or []
-        )
+        ignored = engine_ignore(layers, target_layers, quantization.get("ignore") or [])
+        config["quantization_config"] = quantization_config(quantization["scheme"], ignored)
     return config
 
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
 from qdc.core.errors import COULD_NOT, QdcError
-
-VERSION = "0.19.0"
 
 
 def pack_codes(codes: torch.Tensor) -> torch.Tensor:
@@ -37,40 +34,6 @@ def packed_tensors(module: str, codes: torch.Tensor, scale: torch.Tensor) -> dic
         f"{module}.weight_packed": pack_codes(codes),
         f"{module}.weight_scale": scale.contiguous(),
         f"{module}.weight_shape": torch.tensor(codes.shape, dtype=torch.int64),
-    }
-
-
-def quantization_config(scheme: dict[str, Any], ignored: Sequence[str]) -> dict[str, Any]:
-    """`quantization_config` of a config.json, as vLLM 0.32 reads it; `ignored`: module names or re: patterns."""
-    weights = {
-        "num_bits": int(scheme["bits"]),
-        "type": "int",
-        "symmetric": True,
-        "strategy": "group",
-        "group_size": int(scheme["group_size"]),
-        "actorder": None,
-        "block_structure": None,
-        "dynamic": False,
-        "observer": "minmax",
-        "observer_kwargs": {},
-    }
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "version": VERSION,
-        "global_compression_ratio": None,
-        "kv_cache_scheme": None,
-        "ignore": list(ignored),
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "format": "pack-quantized",
-                "weights": weights,
-                "input_activations": None,
-                "output_activations": None,
-            }
-        },
     }
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import write_json
 from qdc.core.stage import Context
-from qdc.formats.dflash import quantization_config, split_ignored
+from qdc.formats.compressed_tensors import quantization_config
+from qdc.formats.dflash import engine_ignore, split_ignored
 from qdc.methods import draft_files, draft_quantization, qwen
 from qdc.methods.documents import read_rows
 from qdc.methods.draft_data import Conversation
@@ -40,9 +41,8 @@ def run(context: Context) -> None:
     found = draft_quantization.hessians(drafter, draft_files.frozen_parts(model), blocks, taps)
     context.report(2, 3, "Hessians")
     result = draft_quantization.quantize(drafter, found, modules, params["method"], params["scheme"], params["damp"])
-    config["quantization_config"] = quantization_config(
-        params["scheme"], layers, config["num_target_layers"], params["ignore"]
-    )
+    patterns = engine_ignore(layers, config["num_target_layers"], params["ignore"])
+    config["quantization_config"] = quantization_config(params["scheme"], patterns)
     write_json(context.output / "config.json", config)
     draft_files.save(context.output / "model.safetensors", result.packed)
     draft_files.save(context.output / "dense.safetensors", result.dense)

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import write_json
 from qdc.core.stage import Context
-from qdc.methods import packing, qwen
+from qdc.formats.compressed_tensors import quantization_config
+from qdc.methods import qwen
 from qdc.methods.census import census
 from qdc.methods.student import Student, initial_latents, read_grid
 from qdc.methods.target import build_target, prove, prove_divergence
@@ -41,7 +42,7 @@ def run(context: Context) -> None:
             raise QdcError("stage.pack-target.trained", f"unexpected trained set: {odd[:3]}", exit_code=COULD_NOT)
     latents = trained or initial_latents(weights, given, "quantized-weights")
     built = build_target(weights, given, trained)
-    served_as = {**config, "quantization_config": packing.quantization_config(params["scheme"], ignored)}
+    served_as = {**config, "quantization_config": quantization_config(params["scheme"], ignored)}
     packed = _write(base, context.output / "ct", served_as, built.packed)
     dense = _write(base, context.output / "dense", config, built.dense)
     checks = prove((packed, dense), built, given, modules, set(trained), weights)
