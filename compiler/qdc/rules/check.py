@@ -10,16 +10,45 @@ from dataclasses import replace
 from qdc.recipe.diagnostics import Diagnostic, RecipeInvalid, in_order
 from qdc.recipe.findings import FINDINGS, Finding
 from qdc.recipe.load import Loaded, LockState
-from qdc.rules import accept, data, drafter, engine, evaluate, lock, memory, source, target, window
+from qdc.rules import (
+    accept,
+    checkpoint,
+    data,
+    drafter,
+    engine,
+    evaluate,
+    grid,
+    hardware,
+    lock,
+    memory,
+    ptq,
+    published,
+    qad,
+    serve,
+    source,
+    speculation,
+    target,
+    training,
+    window,
+)
 from qdc.rules.registry import LOCK, Found, Rule, Topic
 
 TOPICS: dict[str, Topic] = {
     "data": data.TOPIC,
     "source": source.TOPIC,
     "target": target.TOPIC,
+    "grid": grid.TOPIC,
+    "checkpoint": checkpoint.TOPIC,
+    "qad": qad.TOPIC,
     "drafter": drafter.TOPIC,
+    "training": training.TOPIC,
+    "published": published.TOPIC,
+    "ptq": ptq.TOPIC,
     "window": window.TOPIC,
     "engine": engine.TOPIC,
+    "speculation": speculation.TOPIC,
+    "serve": serve.TOPIC,
+    "hardware": hardware.TOPIC,
     "evaluate": evaluate.TOPIC,
     "lock": lock.TOPIC,
     "memory": memory.TOPIC,
