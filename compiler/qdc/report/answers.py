@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from qdc.report.predictions import Predictions
+
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 ImageId = Annotated[str, StringConstraints(pattern=r"^(sha256:)?[0-9a-f]{64}$")]
 State = Literal["fresh", "stale", "waiting"]
@@ -68,7 +70,7 @@ class Plan(Answer):
     recipe: str
     stages: list[PlannedStage]
     image: PlannedImage
-    predictions: dict[str, Any]
+    predictions: Predictions
 
 
 class BuiltStage(Closed):

@@ -1,0 +1,110 @@
+"""Predicted sizes are those of files that the project's own packer writes, and of an image that was built."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import hub_facts
+import pytest
+import torch
+from safetensors.torch import save_file
+from small_model import ARCHITECTURE
+
+from qdc.formats.qwen35 import scratch_facts
+from qdc.image.layers import digested
+from qdc.measure.past import Past, past
+from qdc.measure.predict import predict
+from qdc.measure.size import CODE, DEBIAN, PACKAGES, file_size, image_size, layer_size
+from qdc.measure.sizes import base_model, dflash_tensors, drafter, packed, served_target
+from qdc.methods import draft_files, grid, packing, qwen
+from qdc.methods.census import census
+from qdc.methods.dflash import Drafter, DrafterShape
+from qdc.recipe.load import load
+from qdc.sources.facts import attach
+from qdc.store.store import Store
+
+SCRATCH = {"architecture": ARCHITECTURE, "tokenizer": {"vocab_size": 480}}
+SHAPE = {"layers": 2, "hidden_size": 64, "intermediate_size": 192, "heads": 4, "kv_heads": 2, "head_dim": 16}
+IGNORE = ["lm_head", "re:.*conv1d$", r"re:.*linear_attn\.in_proj_[ab]$"]
+
+
+@pytest.mark.parametrize("group", [16, 32])
+def test_a_packed_target_has_the_predicted_size(tmp_path: Path, group: int) -> None:
+    scheme = {"bits": 4, "group_size": group, "symmetric": True}
+    facts = {"target.base": scratch_facts(SCRATCH)}
+    model = qwen.build_model(dict(facts["target.base"].text_config), 0)
+    tensors = {name: value.bfloat16() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    for module in census(model, IGNORE)[0]:
+        codes, scale = grid.rtn_quantize(tensors.pop(f"{module}.weight").float(), scheme)
+        tensors |= packing.packed_tensors(module, codes, scale)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    base = base_model(facts)
+    predicted = packed(base.body, scheme, IGNORE) | base.embedding
+    assert file_size(predicted) == (tmp_path / "model.safetensors").stat().st_size
+    real = digested({"opt/models/target/model.safetensors": tmp_path / "model.safetensors"}, "weights")
+    assert layer_size("opt/models/target", predicted) == real.size
+
+
+def test_a_drafter_has_the_predicted_size(tmp_path: Path) -> None:
+    architecture = {**SHAPE, "taps": [0, 1, 2]}
+    shape = DrafterShape(**SHAPE, draft_block_size=8, taps=(0, 1, 2), mask_token_id=3, rope_theta=1e4)
+    with torch.no_grad():
+        state = draft_files.plain_state(Drafter(shape))
+    draft_files.save(tmp_path / "dense.safetensors", state)
+    tensors = dflash_tensors(architecture, 64)
+    assert {name: shape for name, (_, shape) in tensors.items()} == {k: tuple(v.shape) for k, v in state.items()}
+    assert file_size(tensors) == (tmp_path / "dense.safetensors").stat().st_size
+
+
+def test_without_a_build_what_is_not_weights_is_assumed(root: Path) -> None:
+    loaded = attach(load(root / "recipes" / "tiny.yaml"))
+    made = image_size(loaded.data, loaded.facts, Past(), set())
+    by_name = {term.what: term.figure for term in made.layers}
+    assert {what for what, figure in by_name.items() if not figure.assumed} == {"target weights", "drafter weights"}
+    assert made.fits and made.total.assumed
+    assert not image_size(
+        {**loaded.data, "deploy": {**loaded.data["deploy"], "size_limit": {"bytes": 1e9, "of": "docker-save"}}},
+        loaded.facts,
+        Past(),
+        set(),
+    ).fits
+
+
+def test_layers_of_an_earlier_build_count_as_they_were(root: Path) -> None:
+    loaded = attach(load(root / "recipes" / "tiny.yaml"))
+    known = Past(layers={"base": 7, "runtime packages": 11}, layers_of="b")
+    before = image_size(loaded.data, loaded.facts, known, set())
+    after = image_size(loaded.data, loaded.facts, known, {"base-image", "runtime"})
+    for made, assumed in ((before, True), (after, False)):
+        base, packages = made.layers[:2]
+        assert (base.figure.value, packages.figure.value) == (7, 11)
+        assert (base.figure.assumed, packages.figure.assumed) == (assumed, assumed)
+    assert min(DEBIAN[0], PACKAGES[0]) > CODE[0]
+
+
+def test_a_base_of_unknown_size_is_said_so_and_decides_nothing(root: Path) -> None:
+    text = "image.base={ref: 'example.org/mine@sha256:" + "0" * 64 + "'}"
+    loaded = load(root / "recipes" / "qwen35-4b-nota.yaml", [text])
+    made = image_size(loaded.data, hub_facts.facts_for(loaded), Past(), set())
+    assert (made.unknown, made.fits) == (("base",), None)
+
+
+def test_the_image_in_this_store_has_the_predicted_size(root: Path) -> None:
+    """Of an image that `make demo` or a user built here."""
+    store = Store(root / "artifacts")
+    built = [build for id in store.builds() if (build := store.build(id)) and build["recipe_name"] == "tiny"]
+    if not built:
+        pytest.skip("tiny was not built in this checkout")
+    layers = json.loads(store.read(built[-1]["image"]["artifact"], "image.json"))["layers"]
+    sizes = {layer["role"]: layer["size"] for layer in layers}
+    group = built[-1]["recipe"]["target"]["quantization"]["scheme"]["group_size"]
+    loaded = attach(load(root / "recipes" / "tiny.yaml", [f"target.quantization.scheme.group_size={group}"]))
+    proposer = drafter(loaded.data, loaded.facts, base_model(loaded.facts))
+    assert proposer is not None
+    assert layer_size("opt/models/target", served_target(loaded.data, loaded.facts).text) == sizes["target weights"]
+    assert layer_size("opt/models/drafter", proposer.tensors) == sizes["drafter weights"]
+    for known in (Past(), past(store, loaded.data, {})):
+        made = predict(loaded.data, loaded.facts, known, fresh=set(), stale=[]).image
+        assert made is not None
+        assert made.total.value == pytest.approx(sum(sizes.values()), rel=0.01)
