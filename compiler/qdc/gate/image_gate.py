@@ -36,7 +36,7 @@ class Options:
 
     ping_timeout_s: float = 420.0
     max_tokens: int = 64
-    lossless_prompts: int = 120
+    lossless_prompts: int = 200
     image_id: str | None = None
 
 
