@@ -22,12 +22,22 @@ from qdc.measure.roofline import (
     tokens_a_step,
 )
 from qdc.measure.size import ImageSize, image_size
-from qdc.measure.sizes import Json
+from qdc.measure.sizes import BASE, DRAFTER, GRID, Json
 from qdc.measure.work import StageTime, times
 from qdc.tables.hardware import Card, row
 
 USUAL = (0.85, 0.60)
 """Parts of a card's bandwidth and BF16 rate that good kernels reach; assumed."""
+_SERVED = (BASE, GRID, DRAFTER)
+_READ = {
+    "parameters": (BASE, DRAFTER),
+    "image": _SERVED,
+    "serving": _SERVED,
+    "qad": (BASE,),
+    "drafting": (BASE, DRAFTER),
+    "roofline": _SERVED,
+}
+"""Prediction -> recipe paths of the checkpoints whose headers it reads."""
 _Made = TypeVar("_Made")
 
 
@@ -147,7 +157,8 @@ def predict(
         try:
             return make()
         except Lacking as lacking:
-            made.absent[what] = lacking
+            read = [place for place in _READ[what] if place not in facts and _named(recipe, place)]
+            made.absent[what] = Lacking(read, lacking.why) if lacking.needs else lacking
             return None
 
     made.parameters = attempt("parameters", lambda: parameters(recipe, facts))
@@ -158,6 +169,14 @@ def predict(
     made.roofline = attempt("roofline", lambda: roofline(recipe, facts, card, past))
     made.times = times(recipe, facts, card, past, stale)
     return made
+
+
+def _named(recipe: Json, place: str) -> bool:
+    """Whether the recipe names a checkpoint there."""
+    value: Any = recipe
+    for part in place.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value is not None
 
 
 def roofline(recipe: Json, facts: Mapping[str, ModelFacts], card: Card | None, past: Past) -> Roofline | None:

@@ -77,6 +77,11 @@ def units(recipe: Json, stage: str) -> float | None:
         return float(training["steps"] * training["batch"]["sequences"] * training["batch"]["sequence_length"])
     if kind == "prompts" and name in data:
         return _count(data[name])
+    if kind == "pack" and name in data:
+        return _rows(data, name)
+    if kind == "evaluate":
+        part = recipe["evaluate"]["quality" if name == "target" else "acceptance"] or {}
+        return _times(part.get("prompts"), part.get("max_tokens") or 1)
     if kind == "corpus" and name in data:
         return _times(_rows(data, name), data[name]["sampling"]["max_tokens"])
     if kind in ("distill", "select") and target["qad"]:
@@ -87,7 +92,7 @@ def units(recipe: Json, stage: str) -> float | None:
     if kind == "draft-train":
         entry = _training(recipe, name)
         return _times(conversations(recipe, entry), entry["anchors"]) if entry else None
-    if kind == "draft-quantize" and recipe["drafter"] and recipe["drafter"]["ptq"]:
+    if kind in ("calibrate", "draft-quantize") and recipe["drafter"] and recipe["drafter"]["ptq"]:
         calibration = recipe["drafter"]["ptq"]["calibration"]
         return float(calibration["conversations"] * calibration["anchors"])
     return None

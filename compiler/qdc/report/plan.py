@@ -32,10 +32,20 @@ def stage_lines(stages: Sequence[Stage]) -> list[str]:
     for stage in stages:
         awaited = [str(reason["what"]) for reason in stage.reasons if reason["kind"] == "upstream"]
         others = [reason_text(reason) for reason in stage.reasons if reason["kind"] != "upstream"]
-        why = "; ".join([*others[:2], *([f"waits for {', '.join(awaited)}"] if awaited else [])])
-        line = f"{stage.instance.name.ljust(width)}  {stage.state.ljust(7)}  {why}".rstrip()
-        lines.append(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}...")
+        head = f"{stage.instance.name.ljust(width)}  {stage.state.ljust(7)}  "
+        why = "; ".join([*others[:2], *([_waits(awaited, WIDTH - len(head))] if awaited else [])])
+        lines.append(f"{head}{why}".rstrip())
     return lines
+
+
+def _waits(names: Sequence[str], room: int) -> str:
+    """What a stage waits for, with as many names as fit."""
+    for listed in range(len(names), 0, -1):
+        rest = f" and {len(names) - listed} more" if listed < len(names) else ""
+        text = f"waits for {', '.join(names[:listed])}{rest}"
+        if len(text) <= room:
+            return text
+    return f"waits for {len(names)} stages"
 
 
 def prediction_lines(made: Predictions) -> list[str]:
@@ -212,4 +222,4 @@ def _absent(absent: dict[str, Lacking]) -> list[str]:
 
 
 def _needed(places: Sequence[str]) -> str:
-    return f"needs the headers of {', '.join(places)}: `qdc lock`"
+    return f"needs the headers of {', '.join(places)}: `qdc{_BOUND}lock`"
