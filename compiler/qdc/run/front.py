@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,7 +86,6 @@ def _remembered(memo: Path, path: Path, code: str) -> Front | None:
 
 
 def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> Front:
-    from qdc.graph.code import code_digests
     from qdc.graph.expand import expand
     from qdc.graph.locks import lock_text, versions
     from qdc.graph.support import unsupported
@@ -105,7 +105,7 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
     }
     serve_lock = lock_text("serve")
     facts = {
-        "code": code_digests(),
+        "code": _code_digests(store, code),
         "versions": versions(lock_text("train")),
         "chat_template": loaded.chat_template,
         "serve_lock": serve_lock,
@@ -142,6 +142,21 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         value["unlocked"],
         value["locked"],
     )
+
+
+def _code_digests(store: Store, code: str) -> dict[str, str]:
+    """Digests of the stages' code, which take a quarter of a second to make, remembered for this very package."""
+    memo, python = store.root / "memo" / "code.json", sys.version
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        value = json.loads(memo.read_bytes())
+        if (value["code"], value["python"]) == (code, python):
+            return dict(value["digests"])
+    from qdc.graph.code import code_digests
+
+    made = code_digests()
+    with contextlib.suppress(OSError):
+        write_atomic(memo, canonical.dumps({"code": code, "python": python, "digests": made}))
+    return made
 
 
 def _described(place: str, tree: Tree) -> str:
