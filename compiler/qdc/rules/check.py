@@ -13,6 +13,7 @@ from qdc.recipe.load import Loaded, LockState
 from qdc.rules import (
     accept,
     checkpoint,
+    corpora,
     data,
     drafter,
     engine,
@@ -35,6 +36,7 @@ from qdc.rules.registry import LOCK, Found, Rule, Topic
 
 TOPICS: dict[str, Topic] = {
     "data": data.TOPIC,
+    "corpora": corpora.TOPIC,
     "source": source.TOPIC,
     "target": target.TOPIC,
     "grid": grid.TOPIC,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qdc.core.spelling import suggestion
-from qdc.recipe.data import Corpus, PromptSet
+from qdc.recipe.data import Corpus, DatasetPrompts, PromptSet
 from qdc.recipe.load import Loaded
 from qdc.recipe.reading import Path_
 from qdc.rules.registry import Found, Severity, Topic
+from qdc.tables import tasks
 
 TOPIC = Topic()
 
@@ -88,12 +89,64 @@ def _circles(loaded: Loaded) -> Iterator[Found]:
 
 
 @TOPIC.rule(
+    "DAT03",
+    "warning",
+    summary="Two prompt sets come from one dataset, and neither excludes the other.",
+    why="Two trainings may see the same prompts, so that what the second one gains cannot be read.",
+    fix="Name one of the sets under `exclude` of the other.",
+    evidence="Follows from what a draw is.",
+    failing="data: {prompts_b: {exclude: []}}",
+    passing="data: {prompts_b: {exclude: [prompts_a]}}",
+)
+def draws_are_apart(loaded: Loaded) -> Iterator[Found]:
+    sets = [(name, entry) for name, entry in loaded.model.data.items() if isinstance(entry, DatasetPrompts)]
+    for index, (name, entry) in enumerate(sets):
+        for other, earlier in sets[:index]:
+            same = entry.hf_dataset.lower() == earlier.hf_dataset.lower()
+            if same and other not in entry.exclude and name not in earlier.exclude:
+                listed = ", ".join([*entry.exclude, other])
+                message = f"`{name}` and `{other}` may hold the same prompts of {entry.hf_dataset}"
+                hint = f"write `exclude: [{listed}]` in `{name}`"
+                yield Found(("data", name, "hf_dataset"), message, hint, also=(("data", other, "hf_dataset"), other))
+
+
+@TOPIC.rule(
+    "DAT04",
+    "error",
+    summary="A prompt set excludes one whose rows are named in another way.",
+    why="A hash of the text is never a dataset's own id, so nothing would be excluded.",
+    fix="Write the same `id` on both sets.",
+    evidence="A public generator has both kinds of id: https://github.com/nota-github/adaptfm-quant-dflash "
+    "(src/data_generator/README.md)",
+    failing="data: {prompts_b: {id: text}}",
+    passing="data: {prompts_b: {id: uuid}}",
+    final="nothing would be excluded",
+)
+def ids_can_match(loaded: Loaded) -> Iterator[Found]:
+    data = loaded.model.data
+    for name, entry in data.items():
+        for index, other in enumerate(entry.exclude if isinstance(entry, PromptSet) else []):
+            known = data.get(other)
+            if isinstance(known, PromptSet) and isinstance(entry, PromptSet) and known.id != entry.id:
+                message = f"rows of `{name}` are named by {entry.id}, rows of `{other}` by {known.id}: none would match"
+                where = ("data", other, "id"), f"of `{other}`"
+                yield Found(("data", name, "exclude", index), message, _one_id(name, entry, other, known), also=where)
+
+
+def _one_id(name: str, entry: PromptSet, other: str, known: PromptSet) -> str:
+    if isinstance(entry, DatasetPrompts) and isinstance(known, DatasetPrompts):
+        return f"write `id: uuid` in `{name if entry.id == 'text' else other}`"
+    return f"write `id: text` in `{name if entry.id == 'uuid' else other}`"
+
+
+@TOPIC.rule(
     "DAT05",
     "warning",
     summary="A prompt set that something learns from may share prompts with one that measures it.",
     why="Prompts seen in training make the measured figure too good. For `evaluate.quality` under the contract "
     "`adaptfm` it is an error, because the contract forbids it.",
-    fix="Name the measuring set under `exclude` of the set that is learnt from, or measure with another one.",
+    fix="Name the measuring set under `exclude` of the set that is learnt from, or measure with another one; draw no "
+    "prompts from the dataset of a task.",
     evidence="Part of a public drafter's training data were items of the benchmark that it reported: "
     "https://github.com/z-lab/dflash/issues/43; the contract's rule: "
     "https://adaptfm.gitlab.io/call-for-competition.html",
@@ -105,9 +158,7 @@ def heldout_is_heldout(loaded: Loaded) -> Iterator[Found]:
     parts = {part: getattr(getattr(model.evaluate, part), "data", None) for part in ("quality", "acceptance")}
     measured = {name for name in parts.values() if name}
     strict = parts["quality"] if model.deploy.contract == "adaptfm" else None
-    used = {entry.prompts for entry in data.values() if isinstance(entry, Corpus)}
-    if hasattr(model.target.base, "scratch"):
-        used.add(model.target.base.scratch.training.data)
+    used = _used(loaded)
     for name in sorted(used):
         entry = data.get(name)
         for other in sorted(measured):
@@ -125,6 +176,34 @@ def heldout_is_heldout(loaded: Loaded) -> Iterator[Found]:
                     severity,
                     key=True,
                 )
+    yield from _tasks_of(loaded, used)
+
+
+def _used(loaded: Loaded) -> set[str]:
+    """Prompt sets that something learns from or is calibrated with."""
+    used = {entry.prompts for entry in loaded.model.data.values() if isinstance(entry, Corpus)}
+    if hasattr(loaded.model.target.base, "scratch"):
+        used.add(loaded.model.target.base.scratch.training.data)
+    return used
+
+
+def _tasks_of(loaded: Loaded, used: set[str]) -> Iterator[Found]:
+    """Where prompts are drawn from the dataset of a task that measures."""
+    evaluate, strict = loaded.model.evaluate, loaded.model.deploy.contract == "adaptfm"
+    for name in sorted(used):
+        entry = loaded.model.data.get(name)
+        for part in ("quality", "acceptance"):
+            named = getattr(getattr(evaluate, part), "tasks", [])
+            hit = [
+                task for task in named if isinstance(entry, DatasetPrompts) and tasks.dataset_is(task, entry.hf_dataset)
+            ]
+            for task in hit:
+                message = f"`{name}` is drawn from the dataset of the task `{task}`, which measures {part}"
+                index = task if isinstance(named, dict) else named.index(task)
+                severity: Severity | None = "error" if strict and part == "quality" else None
+                hint = "draw from another dataset, or measure by another task"
+                where = ("evaluate", part, "tasks", index), "measured by"
+                yield Found(("data", name, "hf_dataset"), message, hint, severity, also=where)
 
 
 @TOPIC.rule(
