@@ -1,24 +1,45 @@
-"""The drafter's shape against the target, the draft block and K; its trainings and its PTQ."""
+"""The drafter's shape against the target: draft block and K, taps, mask token, heads.
+
+What a published drafter's own file says is in `published`; how a drafter is made is in `training`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from qdc.formats.checkpoint import ModelFacts
 from qdc.recipe.load import Loaded
-from qdc.rules.parts import drafted_block
+from qdc.rules.parts import (
+    BASE,
+    PUBLISHED,
+    drafted_block,
+    largest_k,
+    layer_kinds,
+    published,
+    served_checkpoint,
+    setting,
+    target_place,
+    target_text,
+)
 from qdc.rules.registry import Found, Topic
-from qdc.rules.target import undivided
 
 TOPIC = Topic()
-_BLOCK = ("drafter", "architecture", "draft_block_size")
+_SHAPE = ("drafter", "architecture")
+_BLOCK = (*_SHAPE, "draft_block_size")
+_TAPS = (*_SHAPE, "taps")
+_MASKS = ("dflash", "dspark")
+_ENDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 
 
 @TOPIC.rule(
     "DRF01",
     "error",
-    summary="K is larger than the draft block less one.",
-    why="A draft block is one anchor and the masks, and each mask drafts one token; more were never trained.",
-    fix="Lower `serve.k` to `draft_block_size - 1`, or train a larger draft block.",
+    summary="K is larger than the draft block can draft.",
+    why="A draft block is one anchor and the masks, and each mask drafts one token (with `sample_from_anchor` and for "
+    "`dspark` the anchor's slot too); more were never trained.",
+    fix="Lower `serve.k`, or serve a drafter with a larger draft block. `allow_k_mismatch: true` is for engines that "
+    "extend the block.",
     evidence="Disputed. vLLM up to 0.33.0 does not check it: https://github.com/vllm-project/speculators/pull/456 "
     "https://github.com/vllm-project/vllm/pull/41834; one engine gained past the block with another drafter: "
     "https://github.com/Avarok-Cybersecurity/atlas/pull/817",
@@ -28,19 +49,33 @@ _BLOCK = ("drafter", "architecture", "draft_block_size")
 )
 def k_fits_the_block(loaded: Loaded) -> Iterator[Found]:
     block, k = drafted_block(loaded), loaded.model.serve.k
-    if block is None or k is None or k < block.draft_block_size:
+    if block is None or block.kind not in _MASKS or k is None or block.allow_k_mismatch:
         return
-    size = block.draft_block_size
-    message = f"K = {k}, but a draft block of {size} is one anchor and {size - 1} masks"
-    yield Found(("serve", "k"), message, f"write `k: {size - 1}`", also=(_BLOCK, "the draft block"))
+    size, most = block.draft_block_size, largest_k(block)
+    if k > most:
+        masks = f"is one anchor and {size - 1} masks" if most < size else f"drafts {size} tokens"
+        message = f"K = {k}, but a draft block of {size} {masks}"
+        yield Found(("serve", "k"), message, f"write `k: {most}`", also=(_BLOCK, "the draft block"))
+
+
+@TOPIC.more("DRF01", needs=("drafter.checkpoint",))
+def k_fits_the_block_of_the_file(loaded: Loaded) -> Iterator[Found]:
+    block, k, facts = drafted_block(loaded), loaded.model.serve.k, served_checkpoint(loaded)
+    size = setting(facts.config, "block_size") if facts is not None and facts.config is not None else None
+    if block is None or block.kind not in _MASKS or k is None or block.allow_k_mismatch or not isinstance(size, int):
+        return
+    if size < block.draft_block_size and largest_k(block, size) < k <= largest_k(block):
+        message = f"K = {k}, but the checkpoint's draft block is {size}"
+        where = (("drafter", "checkpoint"), "the checkpoint")
+        yield Found(("serve", "k"), message, f"write `k: {largest_k(block, size)}`", also=where)
 
 
 @TOPIC.rule(
     "DRF02",
     "warning",
-    summary="K is smaller than the draft block less one.",
+    summary="K is smaller than the draft block can draft.",
     why="The drafter then sees fewer masks than in training, which may cost acceptance.",
-    fix="Write `k: draft_block_size - 1`, or measure the shorter block and accept it with a reason.",
+    fix="Write the largest K of the draft block, or measure the shorter one and accept it with a reason.",
     evidence="Disputed. One guard calls such output garbled: https://github.com/vllm-project/vllm/pull/47419; users "
     "serve K = 3 without harm: https://github.com/vllm-project/vllm/issues/50012",
     failing="serve: {k: 5}",
@@ -48,14 +83,14 @@ def k_fits_the_block(loaded: Loaded) -> Iterator[Found]:
 )
 def k_fills_the_block(loaded: Loaded) -> Iterator[Found]:
     block, k = drafted_block(loaded), loaded.model.serve.k
-    if block is None or k is None or k >= block.draft_block_size - 1:
+    if block is None or block.kind not in _MASKS or k is None or k >= largest_k(block):
         return
-    size = block.draft_block_size
     message = (
-        f"K = {k} shortens the draft block that was trained ({size}): the drafter sees fewer masks than in training "
-        "(disputed: whether that costs acceptance)"
+        f"K = {k} shortens the draft block that was trained ({block.draft_block_size}): the drafter sees fewer masks "
+        "than in training (disputed: whether that costs acceptance)"
     )
-    yield Found(("serve", "k"), message, f"measure it, or write `k: {size - 1}`", also=(_BLOCK, "the draft block"))
+    hint = f"measure it, or write `k: {largest_k(block)}`"
+    yield Found(("serve", "k"), message, hint, also=(_BLOCK, "the draft block"))
 
 
 @TOPIC.rule(
@@ -70,53 +105,91 @@ def k_fills_the_block(loaded: Loaded) -> Iterator[Found]:
     passing="drafter: {architecture: {taps: [0, 2, 3]}}",
     final="nothing can be built from it",
 )
+def taps_increase(loaded: Loaded) -> Iterator[Found]:
+    block = drafted_block(loaded)
+    if block is not None and sorted(set(block.taps)) != block.taps:
+        layers = len(layer_kinds(loaded))
+        fixed = [tap for tap in sorted(set(block.taps)) if not layers or tap < layers]
+        yield Found(_TAPS, "taps must be strictly increasing", f"write `taps: {fixed}`")
+
+
+@TOPIC.more("DRF03", needs=BASE)
 def taps_are_layers(loaded: Loaded) -> Iterator[Found]:
-    block, base = drafted_block(loaded), loaded.model.target.base
-    if block is None:
+    block, layers = drafted_block(loaded), (target_text(loaded) or {}).get("num_hidden_layers")
+    if block is None or not isinstance(layers, int):
         return
-    path, taps = ("drafter", "architecture", "taps"), block.taps
-    layers = len(base.scratch.architecture.layers) if hasattr(base, "scratch") else None
-    if sorted(set(taps)) != taps:
-        fixed = [tap for tap in sorted(set(taps)) if layers is None or tap < layers]
-        yield Found(path, "taps must be strictly increasing", f"write `taps: {fixed}`")
-    for index, tap in enumerate(taps):
-        if layers is not None and tap >= layers:
+    for index, tap in enumerate(block.taps):
+        if tap >= layers:
             message = f"tap {tap} is not a layer of the target, which has layers 0 to {layers - 1}"
-            where = ("target", "base", "scratch", "architecture", "layers")
-            hint = f"write layers from 0 to {layers - 1}"
-            yield Found((*path, index), message, hint, also=(where, f"{layers} layers"))
+            where = (target_place(loaded, "layers"), f"{layers} layers")
+            yield Found((*_TAPS, index), message, f"write layers from 0 to {layers - 1}", also=where)
 
 
 @TOPIC.rule(
     "DRF04",
     "error",
-    summary="The drafter's hidden size is not the target's.",
-    why="The drafter uses the target's embedding and output head.",
-    fix="Write the target's hidden size.",
+    summary="The drafter's width is not the target's, or its `fc` does not take the taps.",
+    why="The drafter uses the target's embedding and output head, and `fc` takes all taps side by side.",
+    fix="Write the target's hidden size (or `target_hidden_size` for a drafter of another width), and the taps of the "
+    "checkpoint.",
     evidence="Follows from the architecture (arXiv 2607.04244, section 3); an engine's check of `fc` against the taps: "
     "https://github.com/vllm-project/vllm/pull/48113",
     failing="drafter: {architecture: {hidden_size: 256}}",
     passing="drafter: {architecture: {hidden_size: 128}}",
     final="nothing can be built from it",
+    needs=BASE,
 )
 def hidden_sizes_agree(loaded: Loaded) -> Iterator[Found]:
-    block, base = drafted_block(loaded), loaded.model.target.base
-    if block is None or not hasattr(base, "scratch"):
+    block, wanted = drafted_block(loaded), (target_text(loaded) or {}).get("hidden_size")
+    if block is None or wanted is None:
         return
-    wanted = base.scratch.architecture.hidden_size
-    if block.hidden_size is not None and block.hidden_size != wanted:
+    if block.hidden_size not in (None, wanted) and block.target_hidden_size is None:
         message = f"the drafter uses the target's embedding and head: hidden_size must be {wanted}"
-        where = ("target", "base", "scratch", "architecture", "hidden_size")
-        path = ("drafter", "architecture", "hidden_size")
-        yield Found(path, message, f"write `hidden_size: {wanted}`", also=(where, "the target's"))
+        where = (target_place(loaded, "hidden_size"), "the target's")
+        yield Found((*_SHAPE, "hidden_size"), message, f"write `hidden_size: {wanted}`", also=where)
+    if block.target_hidden_size not in (None, wanted):
+        message = f"the target's hidden size is {wanted}, not {block.target_hidden_size}"
+        path = (*_SHAPE, "target_hidden_size")
+        where = (target_place(loaded, "hidden_size"), "the target's")
+        yield Found(path, message, f"write `target_hidden_size: {wanted}`", also=where)
+
+
+@TOPIC.more("DRF04", needs=(*BASE, *PUBLISHED))
+def fc_takes_the_taps(loaded: Loaded) -> Iterator[Found]:
+    block, width = drafted_block(loaded), (target_text(loaded) or {}).get("hidden_size")
+    for place, facts in published(loaded):
+        columns = _columns(facts, "fc")
+        if block is None or width is None or columns is None or columns == len(block.taps) * width:
+            continue
+        message = (
+            f"`fc` of the checkpoint takes {columns} inputs, but {len(block.taps)} taps of width {width} give "
+            f"{len(block.taps) * width}"
+        )
+        taps = (
+            f"list {columns // width} taps" if columns % width == 0 else "take a drafter that was made for the target"
+        )
+        yield Found(_TAPS, message, taps, also=(place, "the checkpoint"))
+
+
+def _columns(facts: ModelFacts, module: str) -> int | None:
+    """Inputs of a Linear of the file, packed or not."""
+    for name, tensor in facts.tensors.items():
+        if name.removeprefix("model.") == f"{module}.weight" and len(tensor.shape) == 2:
+            return tensor.shape[1]
+        if name.removeprefix("model.") == f"{module}.weight_packed" and len(tensor.shape) == 2:
+            bits = ((facts.config or {}).get("quantization_config") or {}).get("config_groups") or {}
+            widths = {group["weights"]["num_bits"] for group in bits.values()}
+            return tensor.shape[1] * 32 // widths.pop() if len(widths) == 1 else None
+    return None
 
 
 @TOPIC.rule(
     "DRF07",
     "error",
-    summary="The drafter's mask token is not the one that the tokenizer has for it.",
+    summary="The drafter's mask token is missing, is not the one that it was made with, or has another meaning.",
     why="A mask borrowed from other tokens mixes `predict here` with real text, and acceptance sinks quietly.",
-    fix="Write the tokenizer's `mask_token`.",
+    fix="Write `mask_token_id` of the published drafter or an unused special token of the tokenizer; for a target that "
+    "this recipe trains, `mask_token` of its tokenizer.",
     evidence="A mask taken from the padding token was a bug of a public trainer: "
     "https://github.com/NVIDIA-NeMo/Automodel/pull/2461",
     failing='drafter: {architecture: {mask_token: "<|pad|>"}}',
@@ -125,36 +198,122 @@ def hidden_sizes_agree(loaded: Loaded) -> Iterator[Found]:
 )
 def mask_tokens_agree(loaded: Loaded) -> Iterator[Found]:
     block, base = drafted_block(loaded), loaded.model.target.base
-    if block is None or not hasattr(base, "scratch"):
+    if block is None:
         return
-    wanted, given = base.scratch.tokenizer.mask_token, block.mask_token
-    if given is not None and wanted != given:
-        where = ("target", "base", "scratch", "tokenizer", "mask_token")
+    given, scratch = block.mask_token, getattr(base, "scratch", None)
+    if given is None and block.mask_token_id is None:
+        hint = f'write `mask_token: "{scratch.tokenizer.mask_token}"`' if scratch else "write `mask_token_id: ...`"
+        yield Found(_SHAPE, "the drafter has no mask token", hint, key=True)
+    elif scratch is not None and given is None:
+        hint = f'write `mask_token: "{scratch.tokenizer.mask_token}"` in its place'
+        yield Found((*_SHAPE, "mask_token_id"), "ids of a tokenizer that the recipe trains are not known yet", hint)
+    elif scratch is not None and given != scratch.tokenizer.mask_token:
+        wanted = scratch.tokenizer.mask_token
+        where = (("target", "base", "scratch", "tokenizer", "mask_token"), "the tokenizer's")
         message = f"the tokenizer's mask token is `{wanted}`, not `{given}`"
-        path = ("drafter", "architecture", "mask_token")
-        yield Found(path, message, f'write `mask_token: "{wanted}"`', also=(where, "the tokenizer's"))
+        yield Found((*_SHAPE, "mask_token"), message, f'write `mask_token: "{wanted}"`', also=where)
+
+
+@TOPIC.more("DRF07", needs=BASE)
+def the_mask_means_nothing_else(loaded: Loaded) -> Iterator[Found]:
+    block, facts = drafted_block(loaded), loaded.facts.get("target.base")
+    if block is None or facts is None or hasattr(loaded.model.target.base, "scratch"):
+        return
+    special = facts.tokenizer.special if facts.tokenizer is not None else {}
+    if block.mask_token is not None and facts.tokenizer is not None and block.mask_token not in special.values():
+        message = f"the tokenizer has no special token `{block.mask_token}`"
+        yield Found((*_SHAPE, "mask_token"), message, "write `mask_token_id` of the published drafter in its place")
+    mask, path = _mask_id(block.mask_token_id, block.mask_token, special), "mask_token_id"
+    if block.mask_token_id is None:
+        path = "mask_token"
+    meaning = _meaning(loaded, facts, mask) if mask is not None else None
+    if meaning is not None:
+        message = f"token {mask}{f' ({special[mask]})' if mask in special else ''} {meaning}"
+        yield Found((*_SHAPE, path), message, "write an unused special token, the one that the drafter was made with")
+
+
+@TOPIC.more("DRF07", needs=PUBLISHED)
+def the_mask_is_the_one_of_the_file(loaded: Loaded) -> Iterator[Found]:
+    block = drafted_block(loaded)
+    for place, facts in published(loaded):
+        stored = setting(facts.config or {}, "mask_token_id")
+        if block is None or block.mask_token_id is None or stored in (None, block.mask_token_id):
+            continue
+        message = f"the checkpoint was trained with mask token {stored}, not {block.mask_token_id}"
+        hint = f"write `mask_token_id: {stored}`"
+        yield Found((*_SHAPE, "mask_token_id"), message, hint, also=(place, "the checkpoint"))
+
+
+def _mask_id(id: int | None, text: str | None, special: dict[int, str]) -> int | None:
+    return id if id is not None else next((one for one, word in special.items() if word == text), None)
+
+
+def _meaning(loaded: Loaded, facts: ModelFacts, mask: int) -> str | None:
+    """What keeps a token from being a mask, None if nothing does."""
+    if mask >= (rows := _rows(facts)):
+        return f"is past the embedding's {rows} rows"
+    for name in _ENDS:
+        if mask in _ids(facts, name):
+            return f"is the target's {name.split('_')[0].upper()} token"
+    text = facts.tokenizer.special.get(mask) if facts.tokenizer is not None else None
+    return "is written by the chat template" if text is not None and text in loaded.chat_template else None
+
+
+def _rows(facts: ModelFacts) -> int:
+    rows = [tensor.shape[0] for name, tensor in facts.tensors.items() if name.endswith("embed_tokens.weight")]
+    return max([*rows, *([] if rows else [int(facts.text_config.get("vocab_size", 0))])])
+
+
+def _ids(facts: ModelFacts, name: str) -> set[int]:
+    """Every id that the checkpoint gives this meaning."""
+    given: list[Any] = [(place or {}).get(name) for place in (facts.generation_config, facts.config, facts.text_config)]
+    if name == "eos_token_id" and facts.tokenizer is not None:
+        given.append(facts.tokenizer.eos)
+    return {id for item in given for id in (item if isinstance(item, list) else [item]) if isinstance(id, int)}
 
 
 @TOPIC.rule(
-    "DRF17",
+    "DRF08",
+    "warning",
+    summary="The mask token can come out of ordinary text.",
+    why="Any prompt that holds this token looks like an empty slot to the drafter.",
+    fix="Take an unused special token.",
+    evidence="Follows from what a mask means: only a special token is never made from text.",
+    failing="drafter: {architecture: {mask_token_id: 279}}",
+    passing="drafter: {architecture: {mask_token_id: 248070}}",
+    needs=BASE,
+)
+def the_mask_is_special(loaded: Loaded) -> Iterator[Found]:
+    block, facts = drafted_block(loaded), loaded.facts.get("target.base")
+    mask = block.mask_token_id if block is not None else None
+    if mask is None or facts is None or facts.tokenizer is None:
+        return
+    if mask < facts.tokenizer.size and mask not in facts.tokenizer.special:
+        message = f"token {mask} is an ordinary word of the tokenizer, so a prompt may hold it"
+        unused = [id for id in facts.tokenizer.special if _meaning(loaded, facts, id) is None]
+        hint = f"write an unused special token, e.g. `mask_token_id: {unused[-1]}`" if unused else "take a special one"
+        yield Found((*_SHAPE, "mask_token_id"), message, hint)
+
+
+@TOPIC.rule(
+    "DRF22",
     "error",
-    summary="Two trainings of the drafter have the same name.",
-    why="A name is a stage and what `from` refers to.",
-    fix="Give each training a name of its own.",
-    evidence="Follows from the definition of the field.",
-    failing="drafter: {training: [{name: pretrain}, {name: pretrain}]}",
-    passing="drafter: {training: [{name: pretrain}, {name: finetune}]}",
+    summary="The mask token is given twice, as text and as id.",
+    why="The two may differ, and nobody could say which one counts.",
+    fix="Keep `mask_token` for a target that this recipe trains, `mask_token_id` for a published one.",
+    evidence="Follows from the definition of the fields.",
+    failing="drafter: {architecture: {mask_token_id: 5}}",
+    passing="drafter: {architecture: {mask_token_id: null}}",
     final="nothing can be built from it",
 )
-def trainings_are_named_apart(loaded: Loaded) -> Iterator[Found]:
-    drafter = loaded.model.drafter
-    first: dict[str, int] = {}
-    for index, training in enumerate(drafter.trainings if drafter else []):
-        if training.name in first:
-            where = ("drafter", "training", first[training.name], "name")
-            path, hint = ("drafter", "training", index, "name"), f"write another name, e.g. `{training.name}_2`"
-            yield Found(path, f"`{training.name}` is given twice", hint, also=(where, "first here"))
-        first.setdefault(training.name, index)
+def one_mask(loaded: Loaded) -> Iterator[Found]:
+    block = drafted_block(loaded)
+    if block is not None and block.mask_token is not None and block.mask_token_id is not None:
+        extra = "mask_token_id" if hasattr(loaded.model.target.base, "scratch") else "mask_token"
+        where = ((*_SHAPE, "mask_token" if extra == "mask_token_id" else "mask_token_id"), "given here too")
+        yield Found(
+            (*_SHAPE, extra), "`mask_token` and `mask_token_id` are both given", f"remove `{extra}`", also=where
+        )
 
 
 @TOPIC.rule(
@@ -174,10 +333,10 @@ def k_is_of_a_drafter(loaded: Loaded) -> Iterator[Found]:
         message = "`serve.k` is given but the recipe has no drafter"
         yield Found(("serve", "k"), message, "remove it, or add `drafter:`", key=True)
     if drafter is not None and k is None:
-        size = drafter.block.draft_block_size if drafter.block else None
-        hint = (
-            f"a draft block of {size} drafts at most {size - 1} tokens: write `k: {size - 1}`" if size else "write `k`"
-        )
+        hint = "write `k`"
+        if drafter.block:
+            size, most = drafter.block.draft_block_size, largest_k(drafter.block)
+            hint = f"a draft block of {size} drafts at most {most} tokens: write `k: {most}`"
         yield Found(("serve", "k"), "`serve.k` is missing", hint)
 
 
@@ -198,30 +357,6 @@ def heads_divide(loaded: Loaded) -> Iterator[Found]:
     if heads is None or given is None or not heads % given:
         return
     best = max(size for size in range(1, heads + 1) if not heads % size and size <= given)
-    path = ("drafter", "architecture", "kv_heads")
-    yield Found(path, f"kv_heads = {given} does not divide heads = {heads}", f"write `kv_heads: {best}`")
-
-
-@TOPIC.rule(
-    "PTQ01",
-    "error",
-    summary="The drafter's group size does not divide the input width of a quantized layer.",
-    why="A group of input columns shares one scale; a group cut short has none in the packed format.",
-    fix="Take a group size that divides every width, or ignore the module.",
-    evidence="A width that the group does not divide was refused by an engine: "
-    "https://github.com/vllm-project/vllm/issues/7075",
-    failing="drafter: {architecture: {heads: 3, kv_heads: 1}}",
-    passing="drafter: {architecture: {heads: 4, kv_heads: 1}}",
-    final="nothing can be built from it",
-)
-def drafter_groups_divide(loaded: Loaded) -> Iterator[Found]:
-    drafter, shape = loaded.model.drafter, drafted_block(loaded)
-    if drafter is None or drafter.ptq is None or shape is None:
-        return
-    widths = {
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "heads x head_dim": shape.heads and shape.head_dim and shape.heads * shape.head_dim,
-    }
-    known = {name: width for name, width in widths.items() if width is not None}
-    yield from undivided(("drafter", "ptq", "scheme", "group_size"), drafter.ptq.scheme.group_size, known)
+    yield Found(
+        (*_SHAPE, "kv_heads"), f"kv_heads = {given} does not divide heads = {heads}", f"write `kv_heads: {best}`"
+    )

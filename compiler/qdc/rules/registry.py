@@ -80,3 +80,13 @@ class Topic:
             return check
 
         return register
+
+    def more(self, id: str, *, needs: tuple[str, ...]) -> Callable[[Check], Check]:
+        """Register another check under the page of a rule above, for what can be told only with more facts."""
+        (finding,) = {rule.finding for rule in self.rules if rule.finding.id == id}
+
+        def register(check: Check) -> Check:
+            self.rules.append(Rule(finding, check, needs))
+            return check
+
+        return register

@@ -8,6 +8,7 @@ them nothing is known. Knows no recipe, and no engine's arguments: those are in 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -82,12 +83,40 @@ def last(platform: str, column: str, wanted: Any = True) -> str | None:
     return max((row for row in facts if value(row, platform, column) == wanted), key=_key, default=None)
 
 
+@dataclass(frozen=True)
+class Architecture:
+    """What an engine takes a drafter's `architectures` name for. `column`: true on versions that have the class;
+    `families`: the `model_type`s that the class is for, None for any; `runner`: the only model runner, None for any."""
+
+    name: str
+    column: str
+    families: list[str] | None
+    runner: str | None
+    source: str
+
+
+def architecture(name: str) -> Architecture | None:
+    """The class of that name, None where nothing is known of it."""
+    given = _table()["architectures"].get(name)
+    return None if given is None else Architecture(name, **given | {"source": _source(given["source"])})
+
+
+def architecture_of(column: str, family: str) -> str | None:
+    """The name whose class serves drafters of this column and `model_type`, None where none is known."""
+    rows = _table()["architectures"].items()
+    return next((name for name, row in rows if row["column"] == column and family in (row["families"] or [])), None)
+
+
 def _cell(facts: dict[str, Any], platform: str, row: str) -> Cell[Any] | None:
     given = facts[platform][row]
     if given is None:
         return None
     value, source = (given["value"], given["source"]) if isinstance(given, dict) else (given, facts["source"])
-    return Cell(value, _table()["sources"].get(source, source))
+    return Cell(value, _source(source))
+
+
+def _source(word: str) -> str:
+    return str(_table()["sources"].get(word, word))
 
 
 def _stricter(lower: Any, upper: Any, strict_first: list[Any] | None) -> Any:
