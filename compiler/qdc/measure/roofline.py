@@ -171,7 +171,7 @@ def tokens_a_step(recipe: Json, past: Past) -> Figure:
         source = f"acceptance length in build {past.acceptance_of}"
         changed = "" if past.acceptance_exact else ", whose target, drafter or data were others"
         return Figure(past.acceptance, "tokens", not past.acceptance_exact, source + changed)
-    return Figure(min(USUAL_TOKENS_A_STEP, k + 1.0), "tokens", True, "a good block drafter's, at most K + 1")
+    return Figure(min(USUAL_TOKENS_A_STEP, k + 1.0), "tokens", True, "assumed; at most K + 1")
 
 
 def mean_ratio(slow: list[float], fast: list[float]) -> float:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from qdc.measure import memory
-from qdc.measure.figures import Lacking
 from qdc.recipe.load import Loaded
 from qdc.rules.registry import Found, Topic
-from qdc.tables.hardware import row
+
+if TYPE_CHECKING:
+    from qdc.measure.memory import Serving
 
 TOPIC = Topic()
 _SERVED = ("target.base", "target.quantization.grid", "drafter.checkpoint")
 _LENGTH, _REQUESTS = ("serve", "max_model_len"), ("serve", "max_num_seqs")
 
 
-def _serving(loaded: Loaded) -> memory.Serving | None:
-    """What serving holds; None where the checkpoints are of no kind that is known here."""
+def _serving(loaded: Loaded) -> Serving | None:
+    """What serving holds; None where nothing says how much it may, or the checkpoints are of a kind not known here."""
+    if loaded.model.serve.gpu_memory_utilization is None:
+        return None
+    from qdc.measure.figures import Lacking
+    from qdc.measure.memory import serving
+    from qdc.tables.hardware import row
+
     try:
-        return memory.serving(loaded.data, loaded.facts, row(loaded.model.deploy.hardware))
+        return serving(loaded.data, loaded.facts, row(loaded.model.deploy.hardware))
     except Lacking:
         return None
 
@@ -96,6 +103,9 @@ def all_requests_fit(loaded: Loaded) -> Iterator[Found]:
 def qad_fits(loaded: Loaded) -> Iterator[Found]:
     if loaded.training_bytes is None:
         return
+    from qdc.measure import memory
+    from qdc.measure.figures import Lacking
+
     try:
         found = memory.qad(loaded.data, loaded.facts, loaded.training_bytes)
     except Lacking:
