@@ -31,12 +31,15 @@ def main(arguments: list[str]) -> int:
 
 def _checked(recipe: Path, sets: list[str]) -> tuple[list[Diagnostic], list[tuple[str, str]]]:
     """Findings of one recipe, and (rule, what it needs) of what cannot be decided yet."""
+    from dataclasses import replace
+
     from qdc.recipe.load import load
     from qdc.rules.check import check, deferred
+    from qdc.run.settings import training_bytes
     from qdc.sources.facts import attach
 
     try:
-        loaded = attach(load(recipe, sets))
+        loaded = replace(attach(load(recipe, sets)), training_bytes=training_bytes())
         return check(loaded), deferred(loaded)
     except RecipeInvalid as invalid:
         return invalid.diagnostics, []

@@ -31,7 +31,7 @@ def _serving(loaded: Loaded) -> Serving | None:
 
 
 def _gb(value: float) -> str:
-    return f"{value / 1e9:.1f} GB"
+    return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.1f} MB"
 
 
 @TOPIC.rule(
@@ -113,7 +113,8 @@ def qad_fits(loaded: Loaded) -> Iterator[Found]:
     if found is None or found.fits is not False:
         return
     chunk = memory.fitting_chunk(loaded.data, loaded.facts, loaded.training_bytes)
-    message = f"QAD needs {_gb(found.total.value)} and its activations of {_gb(loaded.training_bytes)} that are free"
+    needs, free = _gb(found.total.value), _gb(loaded.training_bytes)
+    message = f"QAD needs {needs} without its activations, and the device that trains has {free} free"
     hint = f"write `kl_chunk_tokens: {chunk}`" if chunk else "train on a larger device; smaller chunks do not suffice"
     given = loaded.data["target"]["qad"]["kl_chunk_tokens"] is not None
     place = ("target", "qad", "kl_chunk_tokens") if given else ("target", "qad", "batch", "sequence_length")
