@@ -24,8 +24,8 @@ def main(arguments: list[str]) -> int:
         waits = [{"rule": id, "needs": needs} for id, needs in waiting]
         answer({"ok": ok, "diagnostics": [item.as_json() for item in findings], "deferred": waits})
     else:
-        for recipe, (found, waits) in zip(given.recipes, checked, strict=True):
-            _print(recipe, found, waits)
+        for recipe, (found, lacking) in zip(given.recipes, checked, strict=True):
+            _print(recipe, found, lacking)
     return 0 if ok else 2
 
 
