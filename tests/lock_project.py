@@ -21,6 +21,7 @@ from qdc.cli import main
 from qdc.formats import safetensors
 from qdc.formats.qwen35 import scratch_facts
 from qdc.recipe.reading import scan_document
+from qdc.report.answers import checked
 from qdc.store.store import Store
 
 MODEL, REVISION = "someone/small", "1234567890abcdef1234567890abcdef12345678"
@@ -118,7 +119,9 @@ class Project:
         command = [sys.executable, "-m", "qdc", "lock", str(self.recipe), "--store", str(self.store.root), "--json"]
         done = subprocess.run([*command, *options], env=kept | given, capture_output=True, text=True, timeout=60)
         assert "Traceback" not in done.stderr, done.stderr
-        return Done(done.returncode, done.stdout, done.stderr)
+        made = Done(done.returncode, done.stdout, done.stderr)
+        checked("lock" if done.returncode < 2 else "error", made.answer)
+        return made
 
     def locked(self, *options: str) -> dict[str, Any]:
         """Run it, and read the lock's sources."""
@@ -138,7 +141,9 @@ class Project:
         """A verb in this process, which has no hub."""
         store = ["--store", str(self.store.root)] if words[0] != "validate" else []
         code = main([*words, str(self.recipe), *store, "--json"])
-        return code, json.loads(capsys.readouterr().out)
+        answer = json.loads(capsys.readouterr().out)
+        checked("error" if "error" in answer else words[0], answer)
+        return code, answer
 
 
 def prompts(splits: list[str]) -> dict[str, Any]:

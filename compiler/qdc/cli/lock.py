@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     written = bool(made.entries or path.is_file()) and write_lock(given.recipe, made.entries)
     rows = [_row(store, place, entry, made.fetched.get(place, 0)) for place, entry in made.entries.items()]
     if given.json:
-        answer({"lock": str(path), "written": written, "sources": rows})
+        answer({"lock": str(path), "ok": True, "written": written, "sources": rows, "faults": []})
     else:
         _print(given.recipe, path, rows, written)
     return 0
@@ -88,7 +88,9 @@ def _check(loaded: Loaded, recipe: Path, store: Store, headers_only: bool, as_js
             if place in wanted and (lacking := missing(store, entry)):
                 faults.append(f"{place}: the store lacks {len(lacking)} of {len(entry.files)} files: {lacking[0]}")
     if as_json:
-        answer({"lock": str(lock_path(recipe)), "ok": not faults, "faults": faults})
+        rows = [_row(store, place, entry, 0) for place, entry in locked.items() if place in wanted]
+        path = str(lock_path(recipe))
+        answer({"lock": path, "ok": not faults, "written": False, "sources": rows, "faults": faults})
     else:
         for fault in faults:
             print(fault)

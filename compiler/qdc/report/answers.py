@@ -179,6 +179,24 @@ class Show(Answer):
     origins: list[Origin] | None = None
 
 
+class LockedSource(Closed):
+    path: str = Field(description="recipe path")
+    tree: Hex = Field(description="digest of the folder of its files")
+    files: int
+    bytes: int
+    fetched: int = Field(description="bytes that came over the network")
+    missing: list[str] = Field(description="files that the store lacks")
+    licence: str | None
+
+
+class Lock(Answer):
+    lock: str = Field(description="the lock file")
+    ok: bool = Field(description="false: `--check` found faults")
+    written: bool = Field(description="whether the lock file has changed")
+    sources: list[LockedSource]
+    faults: list[str]
+
+
 class ErrorBody(Closed):
     id: str
     message: str
@@ -200,6 +218,7 @@ ANSWERS: dict[str, type[Answer]] = {
     "explain": Explain,
     "export": Export,
     "gate": Gate,
+    "lock": Lock,
     "plan": Plan,
     "show": Show,
     "store": StoreVerify,
