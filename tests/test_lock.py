@@ -221,6 +221,7 @@ def test_afterwards_everything_is_offline(project: Project, hub: Hub, capsys: py
         and build["error"]["id"] == "recipe.SRC04"
         and "there is no `recipe.lock`" in build["error"]["message"]
     )
+    assert project.qdc(capsys, "build", "--until", "base")[1] == build
     assert main(["plan", str(project.recipe), "--store", str(project.store.root)]) == 1
     assert "error[SRC04]" in capsys.readouterr().err
     project.locked()

@@ -10,7 +10,7 @@ from qdc.cli.common import answer, note, open_store, parser
 from qdc.cli.progress import listener
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.run.build import Build, Ran, artifact_json, save_build
-from qdc.run.front import front, require_sources
+from qdc.run.front import front, require_bytes, require_lock
 from qdc.run.records import build_document, measurements
 from qdc.store.store import Store
 
@@ -29,14 +29,15 @@ def main(arguments: list[str]) -> int:
         note(warning)
     if read.missing:
         raise _unsupported(read.missing)
+    require_lock(read, given.recipe, given.sets)
     from qdc.run.settings import settings
 
     only = _needed(read.instances, given.until) if given.until else None
     shown = listener(given.quiet)
     build = Build(store, settings(), read.instances, shown)
     try:
-        if read.unlocked or read.locked:
-            require_sources(read, given.recipe, given.sets, store, build.plan().stages)
+        if read.locked:
+            require_bytes(read, given.recipe, store, build.plan().stages)
         stages = build.run(only)
     finally:
         shown.close()

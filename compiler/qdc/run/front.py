@@ -177,17 +177,20 @@ def _unlocked(loaded: Loaded) -> list[str]:
     return []
 
 
-def require_sources(read: Front, path: Path, sets: list[str], store: Store, stages: Iterable[Stage]) -> None:
-    """Before a build: raises RecipeInvalid (SRC04) where the lock does not fit, and QdcError where a stale stage
-    reads a locked source whose bytes are not here."""
+def require_lock(read: Front, path: Path, sets: list[str]) -> None:
+    """Before a build: raises RecipeInvalid (SRC04) where the lock does not fit."""
     if read.unlocked:
         from qdc.recipe.load import load
-        from qdc.rules.check import require_lock
+        from qdc.rules import check
         from qdc.sources.facts import attach
         from qdc.sources.lock import state
 
         loaded = attach(load(path, sets))
-        require_lock(loaded, state(loaded))
+        check.require_lock(loaded, state(loaded))
+
+
+def require_bytes(read: Front, path: Path, store: Store, stages: Iterable[Stage]) -> None:
+    """Before a build: raises QdcError where a stale stage reads a locked source whose bytes are not here."""
     stale = [stage for stage in stages if stage.state == "stale"]
     digests = {digest for stage in stale for digest in stage.inputs.values() if digest in read.locked}
     lacking = sorted(read.locked[digest] for digest in digests if not store.has_tree(digest))
