@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         answer({"ok": ok, "diagnostics": [item.as_json() for item in findings], "deferred": waits})
     else:
         for recipe, (found, lacking) in zip(given.recipes, checked, strict=True):
-            _print(recipe, found, lacking)
+            _print(recipe, found, lacking, given.verbose)
     return 0 if ok else 2
 
 
@@ -45,12 +45,16 @@ def _checked(recipe: Path, sets: list[str]) -> tuple[list[Diagnostic], list[tupl
         return invalid.diagnostics, []
 
 
-def _print(recipe: Path, findings: list[Diagnostic], waiting: list[tuple[str, str]]) -> None:
+def _print(recipe: Path, findings: list[Diagnostic], waiting: list[tuple[str, str]], verbose: bool) -> None:
     for item in findings:
         print(painted(f"{item}\n", sys.stdout))
-    for needs in dict.fromkeys(needs for _, needs in waiting):
-        ids = ", ".join(id for id, other in waiting if other == needs)
-        print(f"deferred: {ids}\n  need {needs}\n")
+    if verbose:
+        for needs in dict.fromkeys(needs for _, needs in waiting):
+            ids = dict.fromkeys(id for id, other in waiting if other == needs)
+            print(f"deferred: {', '.join(ids)}\n  need {needs}\n")
+    elif waiting:
+        rules = len({id for id, _ in waiting})
+        print(f"{recipe}: {rules} rules wait for headers of its sources: `qdc lock {recipe}` (--verbose lists them)")
     print(f"{recipe}: {_counted(findings)}")
 
 
