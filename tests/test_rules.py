@@ -27,6 +27,7 @@ from qdc.rules import accept
 from qdc.rules.check import PAGES, TOPICS, check, require
 from qdc.rules.pages import files
 from qdc.sources.facts import attach
+from qdc.tables import kernels, tasks
 
 HERE = Path(__file__).parent
 TWINS = {
@@ -208,6 +209,45 @@ def test_the_help_says_what_to_type(recipes: Path, old: str, new: str, words: st
     assert any(words in (item.hint or "") for item in found), "\n".join(map(str, found))
 
 
+def test_a_path_gets_the_nearest_of_what_is_there(recipes: Path) -> None:
+    (recipes / "weights").mkdir()
+    (found,) = twin(recipes, {"set": ["target.base={path: wieghts}"]})
+    assert (found.rule, found.hint) == ("SRC08", "did you mean `weights`?")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sm", "taken"),
+    [
+        ((4, 64, 2048, 8256), "9.0", False),  # the report's matrix
+        ((4, 64, 2048, 8192), "9.0", True),
+        ((4, 128, 2048, 8320), "8.0", True),
+        ((4, 16, 2048, 8192), "8.0", False),
+        ((4, 128, 2040, 8192), "8.0", False),
+        ((4, 128, 2040, 8192), "9.0", True),
+    ],
+)
+def test_a_kernel_takes_a_matrix_or_says_why_not(sizes: tuple[int, int, int, int], sm: str, taken: bool) -> None:
+    bits, group, out, columns = sizes
+    matrix = kernels.Matrix(bits, group, True, out, columns, "bfloat16")
+    assert any(kernel.refuses(matrix) is None for kernel in kernels.rows("cuda", sm)) == taken
+
+
+@pytest.mark.parametrize(
+    ("task", "dataset", "same"),
+    [
+        ("gsm8k", "openai/gsm8k", True),
+        ("gpqa_diamond_cot_zeroshot", "Idavidrein/gpqa", True),
+        ("humaneval", "someone/HumanEval", True),
+        ("mmlu_pro", "TIGER-Lab/MMLU-Pro", True),
+        ("mmlu_pro", "cais/mmlu", False),
+        ("own_task", "someone/own-task", True),
+        ("gsm8k", "nvidia/Nemotron-Post-Training-Dataset-v2", False),
+    ],
+)
+def test_a_task_knows_its_dataset(task: str, dataset: str, same: bool) -> None:
+    assert tasks.dataset_is(task, dataset) == same
+
+
 def test_a_stage_and_a_rule_get_the_nearest_spelling(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,7 +310,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
     "accepted-in-vain": {
         "replace": {
             "evaluate:": "accept:\n"
-            "  - {rule: DRF2, because: a reason}\n"
+            "  - {rule: DFR02, because: a reason}\n"
             "  - {rule: DRF01, because: a reason}\n"
             "  - {rule: SRV01, because: a reason}\n\n"
             "evaluate:"

@@ -75,7 +75,8 @@ def answers_end_as_the_bases(loaded: Loaded) -> Iterator[Found]:
                 message = (
                     f"{place} of the grid ends answers at {_written(ids)}, the base's at {_written(theirs[place])}"
                 )
-                both = sorted(ours[_GENERATION]), sorted(ours[_CONFIG] | ours[_TEXT])
+                named = ids if place != _GENERATION else ours[_CONFIG] or ours[_TEXT]
+                both = sorted(ours[_GENERATION]), sorted(named)
                 hint = (
                     f"name a grid with the base's, or write `eos: {{generation_config: {both[0]}, config: {both[1]}}}`"
                 )
@@ -124,18 +125,15 @@ def turns_end_answers(loaded: Loaded) -> Iterator[Found]:
 def special_tokens_exist(loaded: Loaded) -> Iterator[Found]:
     eos, base = loaded.model.target.eos, loaded.facts.get("target.base")
     for path, facts in _targets(loaded):
-        rows = _rows(facts)
-        if rows is None:
-            continue
-        for place, fields in _places(facts).items():
-            for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
-                for id in sorted(_ids(fields.get(name))):
-                    if id >= rows:
-                        message = f"{name} {id} in {place} has no row: the embedding has {rows}"
-                        yield Found(path, message, "name a checkpoint whose ids were mapped to the rows that are left")
-                    elif base is not None and _rows(base) != rows and (was := _renamed(base, facts, id)) is not None:
-                        message = f"{name} {id} in {place} is {was[1]} here and {was[0]} in the base"
-                        yield Found(path, message, "name a checkpoint whose ids were mapped to its vocabulary")
+        rows, named = _rows(facts), _named_ids(facts)
+        cut = base is not None and _rows(base) != rows
+        for id, what in named.items():
+            if rows is not None and id >= rows:
+                message = f"{what} {id} has no row: the embedding has {rows}"
+                yield Found(path, message, "name a checkpoint whose ids were mapped to the rows that are left")
+            elif cut and base is not None and (was := _renamed(base, facts, id)) is not None:
+                message = f"{what} {id} is {was[1]} here and {was[0]} in the base"
+                yield Found(path, message, "name a checkpoint whose ids were mapped to its vocabulary")
     given = {"generation_config": eos.generation_config, "config": eos.config} if eos else {}
     rows = min((rows for _, facts in _targets(loaded) if (rows := _rows(facts)) is not None), default=None)
     for name, ids in given.items():
@@ -143,6 +141,16 @@ def special_tokens_exist(loaded: Loaded) -> Iterator[Found]:
             if rows is not None and id >= rows:
                 message = f"token {id} has no row: the embedding has {rows}"
                 yield Found((*_EOS, name, index), message, f"write an id below {rows}")
+
+
+def _named_ids(facts: ModelFacts) -> dict[int, str]:
+    """End, start and padding tokens: id -> the first field that names it, and its file."""
+    found: dict[int, str] = {}
+    for place, fields in _places(facts).items():
+        for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
+            for id in sorted(_ids(fields.get(name))):
+                found.setdefault(id, f"{name} of {place}:")
+    return found
 
 
 def _rows(facts: ModelFacts) -> int | None:

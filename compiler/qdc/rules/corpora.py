@@ -103,12 +103,10 @@ def modes_are_alike(loaded: Loaded) -> Iterator[Found]:
         others = [(path, task) for path, task, mode in tasks if thinking is not None and mode != thinking]
         if others:
             path, _ = others[0]
-            measured = ", ".join(task for _, task in others)
             words = ("with", "without") if thinking else ("without", "with")
-            message = (
-                f"`{name}` is written {words[0]} thinking, and {measured} measured {words[1]} (disputed: which is "
-            )
-            message += "better for acceptance)"
+            measured = ", ".join(task for _, task in others)
+            message = f"`{name}` is written {words[0]} thinking; measured {words[1]} it: {measured} "
+            message += "(disputed: which of the two helps acceptance)"
             where = ("data", name, "thinking"), "the corpus"
             yield Found(
                 path, message, f"write `thinking: {str(thinking).lower()}` to measure the same mode", also=where
@@ -127,7 +125,7 @@ def _tasks(loaded: Loaded) -> Iterator[tuple[Path_, str, bool]]:
     """Tasks with a thinking switch: path of the switch, name, value."""
     evaluate = loaded.model.evaluate
     if isinstance(evaluate.acceptance, AcceptanceTasks):
-        yield ("evaluate", "acceptance", "thinking"), "acceptance is", evaluate.acceptance.thinking
+        yield ("evaluate", "acceptance", "thinking"), "acceptance", evaluate.acceptance.thinking
     if isinstance(evaluate.quality, QualityTasks):
         for name, task in evaluate.quality.tasks.items():
             yield ("evaluate", "quality", "tasks", name, "thinking"), f"`{name}`", task.thinking

@@ -98,8 +98,8 @@ def the_ignore_list_is_the_grids(loaded: Loaded) -> Iterator[Found]:
     left = [name for name, layer in layers.items() if not layer.packed and not ignored(name, entries)]
     if not also_packed and not left:
         return
-    said = [f"{len(also_packed)} ignored modules are packed: {listed(also_packed)}"] if also_packed else []
-    said += [f"{len(left)} modules are not packed and not ignored: {listed(left)}"] if left else []
+    said = [f"ignored but packed: {listed(also_packed)} ({len(also_packed)} in all)"] if also_packed else []
+    said += [f"neither packed nor ignored: {listed(left)} ({len(left)} in all)"] if left else []
     kept = [entry for entry in entries if not any(matches(name, entry) for name in packed)]
     for name, layer in layers.items():
         if not layer.packed and not ignored(name, kept):

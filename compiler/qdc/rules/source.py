@@ -149,10 +149,10 @@ def no_secrets(loaded: Loaded) -> Iterator[Found]:
 def licences_allow_it(loaded: Loaded) -> Iterator[Found]:
     severity: Severity | None = "error" if loaded.model.deploy.contract == "adaptfm" else None
     for path, facts in checkpoints(loaded):
-        forbids = re.search(r"-(nc|nd)\b", facts.licence or "")
-        if forbids is not None:
-            what = {"nc": "commercial use", "nd": "passing changed copies on"}[forbids.group(1)]
-            message = f"its licence, {facts.licence}, forbids {what}"
+        forbids = re.findall(r"-(nc|nd)\b", facts.licence or "")
+        if forbids:
+            what = [{"nc": "commercial use", "nd": "passing changed copies on"}[word] for word in forbids]
+            message = f"its licence, {facts.licence}, forbids {' and '.join(what)}"
             yield Found(path, message, "name a checkpoint that may be changed and passed on", severity)
         elif facts.licence is None and path[-1] != "path":
             message = "its README names no licence, so nobody may pass its weights on"

@@ -6,7 +6,7 @@ What a published grid's own file says is in `grid`; its tokens and heads are in 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import zip_longest
 
 from qdc.core.spelling import nearest
@@ -96,15 +96,6 @@ def _nearest_entry(entry: str, names: list[str]) -> str:
     return f"parts of names here: {', '.join(list(parts)[:16])}"
 
 
-def undivided(path: Path_, group: int, widths: Mapping[str, int]) -> Iterator[Found]:
-    """A finding if `group` does not divide each of the input widths."""
-    bad = [f"{name} = {width}" for name, width in widths.items() if width % group]
-    if bad:
-        fits = [size for size in (32, 64, 128) if not any(width % size for width in widths.values())]
-        hint = f"write `group_size: {fits[-1]}`" if fits else "change the layer's width to a multiple of 32"
-        yield Found(path, f"group size {group} does not divide {', '.join(bad)}", hint)
-
-
 @TOPIC.rule(
     "TGT06",
     "error",
@@ -124,10 +115,11 @@ def target_groups_divide(loaded: Loaded) -> Iterator[Found]:
     group, word = scheme.group_size, 32 // scheme.bits
     bad = [layer for layer in layers if layer.shape[1] % (word if group == -1 else group) or layer.shape[1] % word]
     if bad:
-        shown = ", ".join(dict.fromkeys(f"{kind(layer.name)} = {layer.shape[1]}" for layer in bad))
+        shown = list(dict.fromkeys(f"{kind(layer.name)} = {layer.shape[1]}" for layer in bad))
         fits = [size for size in _SIZES if not any(layer.shape[1] % size for layer in layers)]
         what = f"group size {group} does not divide" if group != -1 else f"a word of {word} codes does not divide"
-        yield Found(_GROUP, f"{what} the inputs of {shown}", _other_size(loaded, fits, bad))
+        more = ", …" if len(shown) > 4 else ""
+        yield Found(_GROUP, f"{what} the inputs of {', '.join(shown[:4])}{more}", _other_size(loaded, fits, bad))
 
 
 def _quantized(loaded: Loaded) -> list[Linear]:
