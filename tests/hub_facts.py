@@ -5,6 +5,9 @@ Qwen3.5-4B in its multimodal layout, an INT4 pack of it as compressed-tensors ha
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from qdc.formats.checkpoint import ModelFacts, TensorFacts, TokenizerFacts
@@ -52,6 +55,7 @@ TOKENIZER = TokenizerFacts(
     eos=248046,
     template="6f" * 32,
 )
+GRID = (r".*in_proj_a$", r".*in_proj_b$")
 FILE = "model-00001-of-00001.safetensors"
 MTP_LINEAR = {
     "mlp.gate_proj": (9216, 2560),
@@ -71,37 +75,39 @@ def base() -> ModelFacts:
     return ModelFacts(CONFIG, GENERATION, tensors, dict.fromkeys(tensors, FILE), (FILE,), {}, TOKENIZER, "apache-2.0")
 
 
-def pack(group: int = 32, skipped: tuple[str, ...] = ("in_proj_a", "in_proj_b")) -> ModelFacts:
+def pack(group: int = 32, symmetric: bool = True, skipped: tuple[str, ...] = GRID) -> ModelFacts:
     """The same with every Linear of the text layers and of the MTP layer packed to INT4, but those `skipped`."""
     tensors: dict[str, TensorFacts] = {}
     for name, facts in base().tensors.items():
         module = name.removesuffix(".weight")
         linear = len(facts.shape) == 2 and ".layers." in name and "visual" not in name
-        if not linear or module.rsplit(".", 1)[-1] in skipped:
+        if not linear or any(re.match(pattern, module) for pattern in skipped):
             tensors[name] = facts
             continue
         out, width = facts.shape
         tensors[f"{module}.weight_packed"] = TensorFacts(FILE, "I32", (out, width // 8))
         tensors[f"{module}.weight_scale"] = TensorFacts(FILE, "BF16", (out, width // group))
         tensors[f"{module}.weight_shape"] = TensorFacts(FILE, "I64", (2,))
-    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": True}
+        if not symmetric:
+            tensors[f"{module}.weight_zero_point"] = TensorFacts(FILE, "I32", (out // 8, width // group))
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": symmetric}
     quantization = {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-        "ignore": ["lm_head", "re:.*visual.*", *(f"re:.*{name}$" for name in skipped), "mtp.fc"],
+        "ignore": ["lm_head", "re:.*visual.*", *(f"re:{pattern}" for pattern in skipped), "mtp.fc"],
     }
     config = {**CONFIG, "quantization_config": quantization}
     return ModelFacts(config, GENERATION, tensors, None, (FILE,), {}, TOKENIZER, "apache-2.0")
 
 
-def drafter(layers: int = 5) -> ModelFacts:
+def drafter(layers: int = 5, taps: tuple[int, ...] = (1, 8, 15, 22, 29)) -> ModelFacts:
     """A DFlash drafter in z-lab's format."""
     config = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
         "block_size": 16,
-        "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 8, 15, 22, 29]},
+        "dflash_config": {"mask_token_id": 248070, "target_layer_ids": list(taps)},
         "num_target_layers": 32,
         "num_hidden_layers": layers,
         "hidden_size": 2560,
@@ -115,7 +121,7 @@ def drafter(layers: int = 5) -> ModelFacts:
         "max_position_embeddings": 262144,
         "dtype": "bfloat16",
     }
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (2560, 5 * 2560), "hidden_norm.weight": (2560,)}
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (2560, len(taps) * 2560), "hidden_norm.weight": (2560,)}
     linear = {
         "self_attn.q_proj": (4096, 2560),
         "self_attn.k_proj": (1024, 2560),
@@ -135,9 +141,20 @@ def drafter(layers: int = 5) -> ModelFacts:
 
 
 def facts_for(loaded: Loaded) -> dict[str, ModelFacts]:
-    """Facts of every checkpoint that a recipe of Qwen3.5-4B names."""
-    makers = {"base": base, "grid": pack}
-    return {".".join(map(str, place)): makers.get(str(place[-1]), drafter)() for place in sources(loaded.model)}
+    """Facts of every checkpoint that a recipe of Qwen3.5-4B names: files as that recipe, unedited, describes them."""
+    makers = {"base": base, "grid": pack, "checkpoint": drafter, "init": drafter}
+    makers |= PUBLISHED.get(loaded.model.name, {})
+    return {".".join(map(str, place)): makers[str(place[-1])]() for place in sources(loaded.model)}
+
+
+PUBLIC_GRID = partial(pack, 128, False, (*GRID, r"mtp\."))
+PUBLISHED: dict[str, dict[str, Callable[[], ModelFacts]]] = {
+    "qwen35-4b-dflash-public": {"grid": PUBLIC_GRID, "checkpoint": partial(drafter, 6, (1, 7, 12, 18, 23, 29))},
+    "qwen35-4b-ngram": {"grid": PUBLIC_GRID},
+    "qwen35-4b-suffix": {
+        "grid": partial(pack, 128, False, (r".*linear_attn", r".*self_attn", r".*layers\.0\.", r"mtp\."))
+    },
+}
 
 
 def edited(facts: dict[str, ModelFacts], edits: dict[str, Any]) -> dict[str, ModelFacts]:
