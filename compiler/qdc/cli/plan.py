@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,14 +23,13 @@ def main(arguments: list[str]) -> int:
     gc.disable()  # Importing makes many objects and no garbage.
     from qdc.graph.plan import plan
     from qdc.report.plan import prediction_lines, stage_lines
-    from qdc.run.build import artifact_json
     from qdc.run.front import front
 
     store = open_store(given.store, given.recipe)
     read = front(given.recipe, given.sets, store)
     made = plan(read.instances, store.record, store.latest)
     image = made["image"]
-    facts = artifact_json(store, image.output, "image.json") if image.output else {}
+    facts = json.loads(store.read(image.output, "image.json")) if image.output else {}
     predicted = _predictions(read, made, store)
     gc.enable()
     if given.json:
@@ -53,15 +53,19 @@ def main(arguments: list[str]) -> int:
 
 def _predictions(read: Front, made: Plan, store: Store) -> Predictions:
     from qdc.formats.checkpoint import ModelFacts
-    from qdc.measure.past import past
+    from qdc.measure.past import Past, past
     from qdc.measure.predict import predict
-    from qdc.run.build import hardware
     from qdc.run.settings import training_bytes
 
+    known = Past()
+    if store.builds():
+        from qdc.run.build import hardware
+
+        known = past(store, read.recipe, hardware())
     return predict(
         read.recipe,
         {place: ModelFacts.from_json(value) for place, value in read.facts.items()},
-        past(store, read.recipe, hardware()),
+        known,
         fresh=set(made.names("fresh")),
         stale=[stage.instance.name for stage in made.stages if stage.state != "fresh"],
         missing=read.missing,
