@@ -37,6 +37,7 @@ class Hub:
     `break_after`: path -> bytes after which its next answer breaks off (once). `short`: path -> bytes that it has
     lost. `refused`: path -> status of every answer after that. `listed`: path -> bytes that the list of files speaks
     of. `sha`: commit that the hub claims to have answered with. `gated`: names that need a token.
+    `ranges`: whether a part of a file can be asked for.
     """
 
     repositories: dict[tuple[str, str], dict[str, dict[str, bytes]]] = field(default_factory=dict)
@@ -45,6 +46,7 @@ class Hub:
     break_after: dict[str, int] = field(default_factory=dict)
     short: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
+    ranges: bool = True
     listed: dict[str, bytes] = field(default_factory=dict)
     sha: str | None = None
     gated: set[str] = field(default_factory=set)
@@ -142,15 +144,16 @@ def _handler(hub: Hub, name: str) -> type[BaseHTTPRequestHandler]:
                 return
             data = data[: len(data) - hub.short.get(key, 0)]
             start, end = 0, len(data)
-            if self.entry.range:
-                first, _, last = self.entry.range.removeprefix("bytes=").partition("-")
+            part = self.entry.range if hub.ranges else None
+            if part:
+                first, _, last = part.removeprefix("bytes=").partition("-")
                 start, end = int(first), int(last) + 1 if last else end
                 if start >= len(data):
                     self.answer(416, b"", **{"Content-Range": f"bytes */{len(data)}"})
                     return
                 headers = {**(headers or {}), "Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}
             cut = hub.break_after.pop(key, None)
-            self.answer(206 if self.entry.range else 200, data[start:end], cut, **(headers or {}))
+            self.answer(206 if part else 200, data[start:end], cut, **(headers or {}))
 
         def answer(self, status: int, body: bytes, cut: int | None = None, **headers: str) -> None:
             self.entry.status = status

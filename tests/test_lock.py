@@ -144,11 +144,21 @@ def test_what_cannot_be_locked_is_refused_at_its_place(
     assert not project.lock.exists()
 
 
-def test_a_same_size_change_of_weights_is_refused(project: Project, hub: Hub) -> None:
-    data = hub.repositories["models", MODEL][REVISION][WEIGHTS]
-    hub.listed = {WEIGHTS: data[:-1] + bytes([data[-1] ^ 1])}
+@pytest.mark.parametrize("name", [WEIGHTS, "config.json"])
+def test_a_change_that_keeps_the_size_is_refused(project: Project, hub: Hub, name: str) -> None:
+    data = hub.repositories["models", MODEL][REVISION][name]
+    hub.listed = {name: data[:-1] + bytes([data[-1] ^ 1])}
     done = project.run()
     assert done.error["id"] == "lock.digest" and not project.lock.exists()
+
+
+def test_a_server_without_ranges_sends_the_whole_again(project: Project, hub: Hub) -> None:
+    hub.ranges = False
+    hub.break_after = {WEIGHTS: 100_000}
+    done = project.run()
+    assert done.code == 0 and "target.base: started" in done.err
+    assert [request.status for request in hub.asked(WEIGHTS) if request.server == "large"] == [200, 200]
+    assert project.run("--check").code == 0 and project.store.verify() == []
 
 
 def test_a_server_that_is_gone_is_said_and_the_old_lock_stays(project: Project, tmp_path: Path) -> None:
