@@ -27,6 +27,8 @@ FACTS: dict[str, Any] = {
     "templates": {},
     "sources": {},
     "trees": {},
+    "pins": {},
+    "licences": [],
 }
 
 

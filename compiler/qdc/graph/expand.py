@@ -260,8 +260,8 @@ class Expander:
             "recipe": _given(self.product(), SECTIONS),
             "chat_template": self.facts["chat_template"],
             "accepted": self.recipe["accept"],
-            "lock": {},
-            "licences": [],
+            "lock": self.facts["pins"],
+            "licences": self.facts["licences"],
         }
         return self.add("image", "image", params, inputs)
 
@@ -295,7 +295,8 @@ def expand(recipe: Json, facts: Json) -> list[Instance]:
 
     `facts`: {code: kind -> digest, versions: package -> locked version, chat_template: text, serve_lock: text,
     templates: recipe path of a corpus -> text of its own chat template, sources: recipe path of a source -> tree
-    digest, trees: the same for the user's own folders, which a manifest names by digest alone}.
+    digest, trees: the same for the user's own folders, which a manifest names by digest alone, pins: the same for
+    what the lock pins, licences: {source, licence} of each checkpoint whose bytes enter the image}.
     """
     expander = Expander(recipe, facts)
     expander.image()

@@ -112,6 +112,12 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         "templates": loaded.templates,
         "sources": folders | {place: tree.digest for place, tree in pinned.items()},
         "trees": folders,
+        "pins": {place: tree.digest for place, tree in sorted(pinned.items())},
+        "licences": [
+            {"source": place, "licence": known.licence}
+            for place, known in sorted(loaded.facts.items())
+            if known.licence is not None and not place.endswith(".init")
+        ],
     }
     instances, missing = expand(loaded.data, facts), unsupported(loaded.data)
     value: dict[str, Any] = {

@@ -29,6 +29,8 @@ def replay_served(
         "templates": {},
         "sources": {},
         "trees": {},
+        "pins": {},
+        "licences": [],
     }
     outputs = {stage["name"]: stage["output"] for stage in record["stages"]}
     instance = served(record["recipe"], facts, outputs)
