@@ -143,16 +143,18 @@ def test_the_drafter_has_the_linears_the_config_speaks_of() -> None:
 
 
 def test_ignored_modules_carry_the_engines_layer_numbers() -> None:
-    assert engine_ignore(2, 4, ["fc", "re:layers\\.1\\.mlp\\.down_proj$"])[2:] == [
+    assert engine_ignore(2, 4, ["model.fc", "re:.*layers\\.5\\.mlp\\.down_proj$"])[2:] == [
         "re:.*fc$",
         "re:.*layers\\.5\\.mlp\\.down_proj$",
     ]
 
 
-@pytest.mark.parametrize("ignore", ["layers.0.self_attn.q_proj", "re:.*gate_proj", "nothing", "re:("])
+@pytest.mark.parametrize(
+    "ignore", ["model.layers.4.self_attn.q_proj", "re:.*gate_proj", "fc", "re:.*layers\\.0\\.", "re:("]
+)
 def test_an_ignore_that_the_engine_cannot_follow_is_refused(ignore: str) -> None:
     with pytest.raises(QdcError):
-        split_ignored(2, [ignore])
+        split_ignored(2, 4, [ignore])
 
 
 # --- the model, against a slow one written from the definition
@@ -444,7 +446,7 @@ def test_quantization_keeps_names_and_the_grid(method: str) -> None:
     drafter, frozen = small()
     rows, taps = calibration()
     found = draft_quantization.hessians(drafter, frozen, rows, taps)
-    modules, ignored = split_ignored(2, ["fc"])
+    modules, ignored = split_ignored(2, 4, ["re:.*fc$"])
     scheme = {"bits": 4, "group_size": 32, "symmetric": True}
     result = draft_quantization.quantize(drafter, found, modules, method, scheme, 0.01)
     assert set(result.dense) == set(drafter.state_dict())

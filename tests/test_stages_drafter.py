@@ -302,7 +302,7 @@ def test_quantization_repeats_to_the_byte_and_ignores_what_it_is_told(world: dic
     partly = run_stage(
         "draft-quantize",
         quantize_inputs(world),
-        QUANTIZATION | {"ignore": ["fc"], "method": "rtn"},
+        QUANTIZATION | {"ignore": ["model.fc"], "method": "rtn"},
         tmp_path / "partly",
     )
     assert "fc.weight" in load_file(partly / "model.safetensors")

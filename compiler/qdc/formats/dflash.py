@@ -15,6 +15,8 @@ from qdc.core.errors import QdcError
 from qdc.formats.compressed_tensors import quantization_config
 
 ARCHITECTURE = "DFlashDraftModel"
+OF_THE_TARGET = ("lm_head", "model.lm_head", "embed_tokens", "model.embed_tokens")
+"""Modules that a drafter shares with its target: they may be named in an ignore list."""
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _FUSED = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
@@ -29,8 +31,18 @@ def linear_modules(layers: int) -> list[str]:
     return sorted(names)
 
 
-def split_ignored(layers: int, ignore: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(quantized, ignored) Linear modules. A pattern is a module name or `re:` and a regular expression.
+def engine_name(module: str, target_layers: int) -> str:
+    """A module's name in the engine (vLLM 0.32.0): `model.fc`, and `model.layers.N` with N counted on from the
+    target's layers."""
+    parts = module.split(".")
+    if parts[0] == "layers":
+        parts[1] = str(int(parts[1]) + target_layers)
+    return ".".join(["model", *parts])
+
+
+def split_ignored(layers: int, target_layers: int, ignore: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(quantized, ignored) Linear modules. A pattern is a module's name in the engine or `re:` and a regular
+    expression over such names.
 
     Raises QdcError when a pattern is no regular expression, names no module (`lm_head` and `embed_tokens`,
     which belong to the target, may be named), or splits what the engine fuses (q, k, v; gate, up).
@@ -38,12 +50,13 @@ def split_ignored(layers: int, ignore: Sequence[str]) -> tuple[list[str], list[s
     modules = linear_modules(layers)
     ignored: set[str] = set()
     for pattern in ignore:
-        matched = {name for name in modules if _matches(pattern, name)}
-        if not matched and not any(_matches(pattern, name) for name in ("lm_head", "embed_tokens")):
+        matched = {name for name in modules if _matches(pattern, engine_name(name, target_layers))}
+        if not matched and not any(_matches(pattern, name) for name in OF_THE_TARGET):
             raise QdcError(
                 "dflash.ignore",
                 f"ignore pattern {pattern!r} matches no Linear of the drafter",
-                hint=f"its Linears are fc and layers.0..{layers - 1}.{{self_attn,mlp}}.*_proj",
+                hint=f"its Linears are model.fc and model.layers.{target_layers}..{target_layers + layers - 1}."
+                "{self_attn,mlp}.*_proj",
             )
         ignored |= matched
     for layer in range(layers):
@@ -70,16 +83,11 @@ def _matches(pattern: str, name: str) -> bool:
 def engine_ignore(layers: int, target_layers: int, ignore: Sequence[str]) -> list[str]:
     """`ignore` of a drafter's quantization_config, in the engine's names.
 
-    vLLM 0.32.0 calls the modules `model.fc` and `model.layers.<target layers + i>`, so only patterns match.
+    As patterns without the leading `model`, which some versions leave out.
     """
-    _, ignored = split_ignored(layers, ignore)
-    patterns = ["lm_head", "re:.*embed_tokens$"]
-    for name in ignored:
-        parts = name.split(".")
-        if parts[0] == "layers":
-            parts[1] = str(int(parts[1]) + target_layers)
-        patterns.append("re:.*" + r"\.".join(parts) + "$")
-    return patterns
+    _, ignored = split_ignored(layers, target_layers, ignore)
+    names = [engine_name(name, target_layers).removeprefix("model.") for name in ignored]
+    return ["lm_head", "re:.*embed_tokens$", *("re:.*" + name.replace(".", r"\.") + "$" for name in names)]
 
 
 def drafter_config(

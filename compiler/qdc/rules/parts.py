@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qdc.formats.checkpoint import ModelFacts
+from qdc.formats.dflash import engine_name
 from qdc.recipe.drafter import BlockDrafter
 from qdc.recipe.load import Loaded, sources
 from qdc.recipe.reading import Path_
@@ -161,14 +162,6 @@ def drafter_linears(loaded: Loaded) -> dict[str, tuple[int | None, int | None]]:
 def stored_linears(facts: ModelFacts) -> dict[str, tuple[int | None, int | None]]:
     """(out, in) of every unpacked Linear of a drafter's file."""
     return {name: linear.shape for name, linear in linears(facts).items() if not linear.packed}
-
-
-def engine_name(module: str, target_layers: int) -> str:
-    """A drafter module's name in the engine, which counts its layers on from the target's: `model.layers.34...`."""
-    parts = module.split(".")
-    if parts[0] == "layers":
-        parts[1] = str(int(parts[1]) + target_layers)
-    return ".".join(["model", *parts])
 
 
 def quantized_linears(loaded: Loaded) -> dict[str, tuple[int | None, int | None]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from qdc.formats.dflash import OF_THE_TARGET, engine_name
 from qdc.recipe.load import Loaded
 from qdc.rules.modules import Linear, fused, ignored, linears, matches
 from qdc.rules.parts import (
     BASE,
     drafter_linears,
-    engine_name,
     layer_kinds,
     quantized_linears,
     served_checkpoint,
@@ -20,7 +20,6 @@ from qdc.rules.registry import Found, Topic
 TOPIC = Topic()
 _PTQ = ("drafter", "ptq")
 _GROUP = (*_PTQ, "scheme", "group_size")
-_OF_THE_TARGET = ("lm_head", "model.lm_head", "embed_tokens", "model.embed_tokens")
 _CPU_MULTIPLE = 32
 
 
@@ -137,7 +136,7 @@ def ignored_modules_exist(loaded: Loaded) -> Iterator[Found]:
     for index, entry in enumerate(drafter.ptq.ignore):
         if entry.startswith("re:") and _broken(entry):
             continue
-        if not any(matches(name, entry) for name in [*names, *_OF_THE_TARGET]):
+        if not any(matches(name, entry) for name in [*names, *OF_THE_TARGET]):
             last = re.escape(entry.removeprefix("re:").rsplit(".", 1)[-1].rstrip("$").lstrip("^"))
             known = [name for name in ("fc", "q_proj", "down_proj") if re.search(rf"{last}$", name)]
             hint = f'write `"re:.*{known[0]}$"`' if known else f"the engine's names are {names[0]}, {names[-1]}, ..."

@@ -117,10 +117,11 @@ def short_steps_keep_the_state(loaded: Loaded) -> Iterator[Found]:
         return
     if "zero-draft" in patched(loaded):
         return
-    seen = "crashed on every short step (measured)" if engine.platform == "cpu" else "may lose state there"
+    seen = (
+        "then crashes (measured)" if engine.platform == "cpu" else "may then lose its state (disputed: inferred only)"
+    )
     message = (
-        f"vLLM {engine.vllm} may trim drafts near `max_model_len` or under structured output, and on a hybrid target "
-        f"it {seen} (disputed: inferred on GPU, measured on CPU)"
+        f"near `max_model_len` or under structured output vLLM {engine.vllm} may trim drafts; a hybrid target {seen}"
     )
     words = [remedies(loaded, "short-verify"), "keep K + 1 tokens free and compare texts"]
     yield Found(_VERSION, message, ", or ".join(filter(None, words)))

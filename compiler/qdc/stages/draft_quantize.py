@@ -23,7 +23,7 @@ def run(context: Context) -> None:
     config = draft_files.read_config(context.inputs["drafter"])
     drafter = draft_files.load_drafter(context.inputs["drafter"])
     layers = config["num_hidden_layers"]
-    modules, ignored = split_ignored(layers, params["ignore"])
+    modules, ignored = split_ignored(layers, config["num_target_layers"], params["ignore"])
     if not modules:
         raise QdcError("stage.draft-quantize.nothing", "every module of the drafter is ignored", exit_code=COULD_NOT)
     if sorted([*modules, *ignored]) != sorted(draft_quantization.linears(drafter)):
