@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from qdc.formats.checkpoint import ModelFacts
 
@@ -64,16 +65,22 @@ def matches(name: str, entry: str) -> bool:
     """Whether an entry of an ignore list names the module: as it is, or by `re:` from the start."""
     if not entry.startswith("re:"):
         return name == entry
-    return readable(entry) and re.match(entry[3:], name) is not None
+    expression = _compiled(entry)
+    return expression is not None and expression.match(name) is not None
 
 
 def readable(entry: str) -> bool:
     """Whether an entry of an ignore list is a name or a well-formed expression (else TGT16 fires)."""
+    return not entry.startswith("re:") or _compiled(entry) is not None
+
+
+@cache
+def _compiled(entry: str) -> re.Pattern[str] | None:
+    """The expression of an entry; None for a name, and where it is malformed."""
     try:
-        re.compile(entry[3:] if entry.startswith("re:") else "")
+        return re.compile(entry[3:]) if entry.startswith("re:") else None
     except re.error:
-        return False
-    return True
+        return None
 
 
 def ignored(name: str, entries: Iterable[str]) -> bool:

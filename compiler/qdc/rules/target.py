@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import zip_longest
 
 from qdc.core.spelling import nearest
@@ -87,7 +88,7 @@ def _nearest_entry(entry: str, names: list[str]) -> str:
     if not entry.startswith("re:"):
         near = nearest(entry, names) or next((name for name in names if name.endswith(f".{entry}")), None)
         if near is not None:
-            return f"did you mean `{near}`?" if near != entry else ""
+            return f"did you mean `{near}`?"
     split = [[part for part in name.split(".") if not part.isdigit()] for name in names]
     parts = dict.fromkeys(part for parts in zip_longest(*split) for part in parts if part is not None)
     for word in re.findall(r"[a-z][a-z0-9_]{3,}", entry.removeprefix("re:")):
@@ -157,21 +158,22 @@ def a_kernel_takes_it(loaded: Loaded) -> Iterator[Found]:
         return
     known, sm = kernels.rows(model.serve.engine.platform, card.sm.value), card.sm.value
 
-    def refusals(layer: Linear, group: int) -> list[str]:
-        """Why each kernel refuses the layer; none where one takes it."""
-        given = scheme.bits, group, scheme.symmetric, *layer.shape, model.serve.dtype
+    @cache
+    def refusals(shape: tuple[int, int], group: int) -> list[str]:
+        """Why each kernel refuses such a layer; none where one takes it."""
+        given = scheme.bits, group, scheme.symmetric, *shape, model.serve.dtype
         said = [(kernel.name, kernel.refuses(kernels.Matrix(*given))) for kernel in known]
         return [f"{name} {why}" for name, why in said if why] if all(why for _, why in said) else []
 
-    bad = [layer for layer in layers if refusals(layer, scheme.group_size)]
+    bad = [layer for layer in layers if refusals(layer.shape, scheme.group_size)]
     if bad:
         out, width = bad[0].shape
-        reasons = "; ".join(refusals(bad[0], scheme.group_size))
+        reasons = "; ".join(refusals(bad[0].shape, scheme.group_size))
         message = (
             f"no listed kernel runs {scheme.bits} bit in groups of {scheme.group_size} on {kind(bad[0].name)} "
             f"({out} x {width}) on SM {sm}: {reasons} (disputed: which sizes work)"
         )
-        fits = [size for size in _SIZES if not any(refusals(layer, size) for layer in layers)]
+        fits = [size for size in _SIZES if not any(refusals(layer.shape, size) for layer in layers)]
         yield Found(_GROUP, message, _other_size(loaded, fits, bad))
 
 
