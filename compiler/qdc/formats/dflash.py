@@ -13,10 +13,9 @@ from typing import Any
 
 from qdc.core.errors import QdcError
 from qdc.formats.compressed_tensors import quantization_config
+from qdc.formats.draft_names import OF_THE_TARGET, engine_name
 
 ARCHITECTURE = "DFlashDraftModel"
-OF_THE_TARGET = ("lm_head", "model.lm_head", "embed_tokens", "model.embed_tokens")
-"""Modules that a drafter shares with its target: they may be named in an ignore list."""
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _FUSED = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
@@ -29,15 +28,6 @@ def linear_modules(layers: int) -> list[str]:
         names += [f"layers.{layer}.self_attn.{name}" for name in _ATTENTION]
         names += [f"layers.{layer}.mlp.{name}" for name in _MLP]
     return sorted(names)
-
-
-def engine_name(module: str, target_layers: int) -> str:
-    """A module's name in the engine (vLLM 0.32.0): `model.fc`, and `model.layers.N` with N counted on from the
-    target's layers."""
-    parts = module.split(".")
-    if parts[0] == "layers":
-        parts[1] = str(int(parts[1]) + target_layers)
-    return ".".join(["model", *parts])
 
 
 def split_ignored(layers: int, target_layers: int, ignore: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qdc.formats.checkpoint import ModelFacts
-from qdc.formats.dflash import engine_name
+from qdc.formats.draft_names import engine_name
 from qdc.recipe.drafter import BlockDrafter
 from qdc.recipe.load import Loaded, sources
 from qdc.recipe.reading import Path_

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from qdc.formats.dflash import OF_THE_TARGET, engine_name
+from qdc.formats.draft_names import OF_THE_TARGET, engine_name
 from qdc.recipe.load import Loaded
 from qdc.rules.modules import Linear, fused, ignored, linears, matches
 from qdc.rules.parts import (
