@@ -24,7 +24,7 @@ from qdc.recipe.findings import FINDINGS
 from qdc.recipe.load import LockState, load
 from qdc.recipe.reading import scan_document
 from qdc.rules import accept
-from qdc.rules.check import PAGES, TOPICS, check, require
+from qdc.rules.check import PAGES, TOPICS, check, deferred, require
 from qdc.rules.pages import files
 from qdc.sources.facts import attach
 from qdc.tables import kernels, tasks
@@ -159,9 +159,16 @@ def test_the_image_stage_gets_the_acceptances_for_the_manifest(root: Path) -> No
     code = dict.fromkeys(KINDS, "0" * 64)
     versions = {name: "1" for kind in KINDS.values() for name in kind.packages}
     facts = {"code": code, "versions": versions, "chat_template": "", "serve_lock": ""}
-    facts |= {"sources": {}, "trees": {}, "templates": {}}
+    facts |= {"sources": {}, "trees": {}, "templates": {}, "pins": {}, "licences": []}
     (image,) = [item for item in expand(loaded.data, facts) if item.name == "image"]
     assert image.params["accepted"] == [{"rule": "DRF02", "because": "measured at K 5"}]
+
+
+def test_a_rule_that_waits_for_facts_can_be_accepted(recipes: Path) -> None:
+    loaded = load(recipes / "qwen35-4b-nota.yaml", ["accept=[{rule: SRC10, because: its owner allows it}]"])
+    assert "SRC10" in {id for id, _ in deferred(loaded)}
+    assert not {item.rule for item in check(loaded)} & {"ACC01", "ACC02", "ACC03"}
+    assert "ACC01" in {item.rule for item in check(replace(loaded, facts=hub_facts.facts_for(loaded)))}
 
 
 def test_an_error_can_be_accepted_too(root: Path) -> None:

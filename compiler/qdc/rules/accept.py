@@ -22,7 +22,10 @@ def accepted(loaded: Loaded, findings: list[Diagnostic]) -> list[Diagnostic]:
 
 
 def unused(loaded: Loaded, pages: Mapping[str, Finding], fired: set[str]) -> Iterator[tuple[str, Found]]:
-    """Entries that name no rule, one that cannot be accepted, or one that does not fire: rule id and finding."""
+    """Entries that name no rule, one that cannot be accepted, or one that does not fire: rule id and finding.
+
+    `fired`: ids of the rules that fire, and of those that may once their facts are there.
+    """
     first: dict[str, int] = {}
     for index, entry in enumerate(loaded.model.accept):
         path = ("accept", index, "rule")

@@ -65,9 +65,10 @@ PAGES: dict[str, Finding] = {
 
 def check(loaded: Loaded) -> list[Diagnostic]:
     """All findings in the order of the file: errors, warnings, and what the recipe accepts."""
+    waiting = {id for id, _ in deferred(loaded)}
     decided = [rule for rule in RULES if not rule.lacks(loaded)]
     findings = [_diagnosed(loaded, rule.finding, found) for rule in decided for found in rule.check(loaded)]
-    unused = accept.unused(loaded, PAGES, {item.rule for item in findings})
+    unused = accept.unused(loaded, PAGES, {item.rule for item in findings} | waiting)
     final = [_diagnosed(loaded, PAGES[id], found) for id, found in unused]
     acceptable = [item for item in findings if PAGES[item.rule].final is None]
     others = [item for item in findings if PAGES[item.rule].final is not None]
