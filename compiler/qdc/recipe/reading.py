@@ -235,7 +235,7 @@ class _Reader:
                 second.value(value_node, here, parents)
                 continue
             self.keys[here] = self.span(key_node)
-            if key_node.style is None and key.lower() in _AMBIGUOUS:
+            if not key_node.style and key.lower() in _AMBIGUOUS:
                 message = f"the key `{key}` is a boolean to some YAML readers and a word to others"
                 self.fault("YML04", key_node, here, message, f'quote it: "{key}"')
             result[key] = self.value(value_node, here, parents)
@@ -255,7 +255,7 @@ class _Reader:
         if not _is_text(text):
             self.fault("YML14", node, path, HALF, "write the letter itself")
             return ""
-        if node.tag.startswith("!") or (node.style is not None):
+        if node.tag.startswith("!") or node.style:
             return text
         if text in _NULLS:
             return None

@@ -6,6 +6,7 @@ This module knows text and PyYAML's nodes; it does not know values.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any, NamedTuple
 
@@ -136,7 +137,14 @@ class Text:
                 self.tabs.add(index + 1)
 
     def compose(self) -> list[Any]:
-        """The documents' nodes; where the text is no YAML, without the sections in which it is not."""
+        """The documents' nodes; where the text is no YAML, without the sections in which it is not.
+
+        libyaml reads it, if it is there; what it refuses is read again by PyYAML, whose messages these are.
+        """
+        fast = getattr(yaml, "CSafeLoader", None)
+        if fast is not None and not self.fatal:
+            with contextlib.suppress(yaml.YAMLError, RecursionError):
+                return list(yaml.compose_all("\n".join(self.lines), Loader=fast))
         while not self.fatal:
             try:
                 return list(yaml.compose_all("\n".join(self.lines), Loader=yaml.SafeLoader))
