@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,6 +45,8 @@ def fsync_folder(path: Path) -> None:
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write `data` beside `path`, fsync, rename over it, fsync the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    import tempfile
+
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as stream:
