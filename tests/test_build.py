@@ -246,8 +246,12 @@ def test_bad_input_is_one_clear_error(micro: Micro, arguments: list[str], code: 
 def test_a_failing_stage_names_its_log_and_keeps_the_store(micro: Micro, tmp_path: Path) -> None:
     broken = micro.folder / "recipes" / "broken"
     broken.mkdir(exist_ok=True)
-    (broken / "config.json").write_text('{"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"}')
-    (broken / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    config = {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "tie_word_embeddings": True}
+    (broken / "config.json").write_text(json.dumps(config))
+    empty = {"dtype": "BF16", "shape": [0, 128], "data_offsets": [0, 0]}
+    named = ["mlp.up_proj", "linear_attn.in_proj_a", "linear_attn.in_proj_b", "linear_attn.conv1d"]
+    header = json.dumps({f"model.layers.0.{name}.weight": empty for name in named}).encode()
+    (broken / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     done = qdc("build", str(micro.recipe), "--store", str(micro.store), *SCRATCH, "--set", "target.base={path: broken}")
     assert done.returncode == 4, done.stderr
     assert "stage base:" in done.stderr and "/logs/" in done.stderr and TRACE not in done.stderr
