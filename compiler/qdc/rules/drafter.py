@@ -58,7 +58,7 @@ def k_fits_the_block(loaded: Loaded) -> Iterator[Found]:
         yield Found(("serve", "k"), message, f"write `k: {most}`", also=(_BLOCK, "the draft block"))
 
 
-@TOPIC.more("DRF01", needs=("drafter.checkpoint",))
+@TOPIC.more("DRF01", needs=("drafter.checkpoint",), about=drafted_block)
 def k_fits_the_block_of_the_file(loaded: Loaded) -> Iterator[Found]:
     block, k, facts = drafted_block(loaded), loaded.model.serve.k, served_checkpoint(loaded)
     size = setting(facts.config, "block_size") if facts is not None and facts.config is not None else None
@@ -113,7 +113,7 @@ def taps_increase(loaded: Loaded) -> Iterator[Found]:
         yield Found(_TAPS, "taps must be strictly increasing", f"write `taps: {fixed}`")
 
 
-@TOPIC.more("DRF03", needs=BASE)
+@TOPIC.more("DRF03", needs=BASE, about=drafted_block)
 def taps_are_layers(loaded: Loaded) -> Iterator[Found]:
     block, layers = drafted_block(loaded), (target_text(loaded) or {}).get("num_hidden_layers")
     if block is None or not isinstance(layers, int):
@@ -138,6 +138,7 @@ def taps_are_layers(loaded: Loaded) -> Iterator[Found]:
     passing="drafter: {architecture: {hidden_size: 128}}",
     final="nothing can be built from it",
     needs=BASE,
+    about=drafted_block,
 )
 def hidden_sizes_agree(loaded: Loaded) -> Iterator[Found]:
     block, wanted = drafted_block(loaded), (target_text(loaded) or {}).get("hidden_size")
@@ -154,7 +155,7 @@ def hidden_sizes_agree(loaded: Loaded) -> Iterator[Found]:
         yield Found(path, message, f"write `target_hidden_size: {wanted}`", also=where)
 
 
-@TOPIC.more("DRF04", needs=(*BASE, *PUBLISHED))
+@TOPIC.more("DRF04", needs=(*BASE, *PUBLISHED), about=drafted_block)
 def fc_takes_the_taps(loaded: Loaded) -> Iterator[Found]:
     block, width = drafted_block(loaded), (target_text(loaded) or {}).get("hidden_size")
     for place, facts in published(loaded):
@@ -214,7 +215,7 @@ def mask_tokens_agree(loaded: Loaded) -> Iterator[Found]:
         yield Found((*_SHAPE, "mask_token"), message, f'write `mask_token: "{wanted}"`', also=where)
 
 
-@TOPIC.more("DRF07", needs=BASE)
+@TOPIC.more("DRF07", needs=BASE, about=drafted_block)
 def the_mask_means_nothing_else(loaded: Loaded) -> Iterator[Found]:
     block, facts = drafted_block(loaded), loaded.facts.get("target.base")
     if block is None or facts is None or hasattr(loaded.model.target.base, "scratch"):
@@ -232,7 +233,7 @@ def the_mask_means_nothing_else(loaded: Loaded) -> Iterator[Found]:
         yield Found((*_SHAPE, path), message, "write an unused special token, the one that the drafter was made with")
 
 
-@TOPIC.more("DRF07", needs=PUBLISHED)
+@TOPIC.more("DRF07", needs=PUBLISHED, about=drafted_block)
 def the_mask_is_the_one_of_the_file(loaded: Loaded) -> Iterator[Found]:
     block = drafted_block(loaded)
     for place, facts in published(loaded):
@@ -282,6 +283,7 @@ def _ids(facts: ModelFacts, name: str) -> set[int]:
     failing="drafter: {architecture: {mask_token_id: 279}}",
     passing="drafter: {architecture: {mask_token_id: 248070}}",
     needs=BASE,
+    about=drafted_block,
 )
 def the_mask_is_special(loaded: Loaded) -> Iterator[Found]:
     block, facts = drafted_block(loaded), loaded.facts.get("target.base")

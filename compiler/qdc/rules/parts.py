@@ -1,6 +1,7 @@
 """Parts of a loaded recipe that several rules look at, each None (or empty) where the recipe has no such part.
 
-What an engine can is read from `qdc.tables`; nothing here compares a version with a number of its own.
+What an engine can is read from `qdc.tables`; nothing here compares a version with a number of its own. A cell of a
+table that is not established is None here, and a rule that reads it is silent.
 """
 
 from __future__ import annotations
@@ -30,6 +31,21 @@ def drafted_block(loaded: Loaded) -> BlockDrafter | None:
 def kind(loaded: Loaded) -> str | None:
     """Kind of the recipe's drafter, None without one."""
     return loaded.model.drafter.architecture.kind if loaded.model.drafter else None
+
+
+def on_cpu(loaded: Loaded) -> bool:
+    """Whether the recipe's hardware is a CPU."""
+    return loaded.model.deploy.hardware == "cpu"
+
+
+def has_ptq(loaded: Loaded) -> bool:
+    """Whether the recipe quantizes its drafter."""
+    return loaded.model.drafter is not None and loaded.model.drafter.ptq is not None
+
+
+def has_published(loaded: Loaded) -> bool:
+    """Whether the recipe names a published drafter, to serve it or to start from it."""
+    return any(place[0] == "drafter" for place in sources(loaded.model))
 
 
 def largest_k(block: BlockDrafter, draft_block: int | None = None) -> int:

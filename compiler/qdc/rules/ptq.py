@@ -11,7 +11,9 @@ from qdc.rules.modules import Linear, fused, ignored, linears, matches
 from qdc.rules.parts import (
     BASE,
     drafter_linears,
+    has_ptq,
     layer_kinds,
+    on_cpu,
     quantized_linears,
     served_checkpoint,
 )
@@ -21,6 +23,15 @@ TOPIC = Topic()
 _PTQ = ("drafter", "ptq")
 _GROUP = (*_PTQ, "scheme", "group_size")
 _CPU_MULTIPLE = 32
+
+
+def _has_members(loaded: Loaded) -> bool:
+    return has_ptq(loaded) or (loaded.model.drafter is not None and loaded.model.drafter.checkpoint is not None)
+
+
+def _is_awq(loaded: Loaded) -> bool:
+    drafter = loaded.model.drafter
+    return drafter is not None and drafter.ptq is not None and drafter.ptq.method == "awq"
 
 
 @TOPIC.rule(
@@ -36,6 +47,7 @@ _CPU_MULTIPLE = 32
     passing="drafter: {architecture: {heads: 4, kv_heads: 1}}",
     final="nothing can be built from it",
     needs=BASE,
+    about=has_ptq,
 )
 def drafter_groups_divide(loaded: Loaded) -> Iterator[Found]:
     drafter = loaded.model.drafter
@@ -87,9 +99,10 @@ def the_group_is_served(loaded: Loaded) -> Iterator[Found]:
     failing='target: {quantization: {ignore: [lm_head, "re:.*conv1d$"]}}',
     passing='target: {quantization: {ignore: [lm_head, "re:.*linear_attn\\\\.in_proj_[ab]$", "re:.*conv1d$"]}}',
     needs=BASE,
+    about=on_cpu,
 )
 def the_cpu_kernel_takes_it(loaded: Loaded) -> Iterator[Found]:
-    if loaded.model.deploy.hardware != "cpu":
+    if not on_cpu(loaded):
         return
     places = (
         (("target", "quantization", "ignore"), _target_linears(loaded)),
@@ -127,6 +140,7 @@ def _target_linears(loaded: Loaded) -> dict[str, tuple[int | None, int | None]]:
     passing='drafter: {ptq: {ignore: ["re:.*fc$"]}}',
     final="nothing can be served from it",
     needs=BASE,
+    about=has_ptq,
 )
 def ignored_modules_exist(loaded: Loaded) -> Iterator[Found]:
     drafter, layers = loaded.model.drafter, len(layer_kinds(loaded))
@@ -162,6 +176,7 @@ def _broken(entry: str) -> bool:
     passing='drafter: {ptq: {ignore: ["re:.*[qkv]_proj$"]}}',
     final="the drafter would load wrongly",
     needs=(*BASE, "drafter.checkpoint"),
+    about=_has_members,
 )
 def fused_modules_are_alike(loaded: Loaded) -> Iterator[Found]:
     drafter, facts = loaded.model.drafter, served_checkpoint(loaded)
@@ -226,6 +241,7 @@ def the_floors_fit(loaded: Loaded) -> Iterator[Found]:
     failing="drafter: {ptq: {method: awq}}",
     passing="drafter: {ptq: {method: gptq}}",
     needs=BASE,
+    about=_is_awq,
 )
 def awq_has_a_norm_to_fold_into(loaded: Loaded) -> Iterator[Found]:
     drafter = loaded.model.drafter

@@ -14,6 +14,7 @@ from qdc.rules.parts import (
     BASE,
     PUBLISHED,
     drafted_block,
+    has_published,
     inner_configs,
     published,
     runner,
@@ -37,8 +38,8 @@ _CHECKPOINT = ("drafter", "checkpoint")
     "(`aux_hidden_state_layer_ids` = taps + 1). A shifted tap only lowers acceptance, and nothing says so.",
     fix="Write the taps that the message names.",
     evidence="An engine had to tell the two conventions apart: https://github.com/vllm-project/vllm/pull/40727",
-    failing="drafter: {architecture: {taps: [2, 9, 16, 23, 30]}}",
-    passing="drafter: {architecture: {taps: [1, 8, 15, 22, 29]}}",
+    failing="drafter: {architecture: {taps: [2, 8, 13, 19, 24, 30]}}",
+    passing="drafter: {architecture: {taps: [1, 7, 12, 18, 23, 29]}}",
     needs=PUBLISHED,
 )
 def taps_are_those_of_the_file(loaded: Loaded) -> Iterator[Found]:
@@ -68,6 +69,7 @@ def taps_are_those_of_the_file(loaded: Loaded) -> Iterator[Found]:
     passing="drafter: {checkpoint: {hf: z-lab/Qwen3.5-4B-DFlash, revision: 96899cc270945f554998309580b08a04a05a3187}}\n"
     "# its config.json: vocab_size 248320; the target's: 248320",
     needs=(*BASE, *PUBLISHED),
+    about=has_published,
 )
 def vocabularies_agree(loaded: Loaded) -> Iterator[Found]:
     rows, tokenizer = (target_text(loaded) or {}).get("vocab_size"), loaded.facts.get("target.base")
@@ -93,6 +95,7 @@ def vocabularies_agree(loaded: Loaded) -> Iterator[Found]:
     failing="drafter: {architecture: {draft_vocab_size: 32000}}  # the file has no d2t",
     passing="drafter: {architecture: {draft_vocab_size: 32000}}  # the file has lm_head of 32000 rows and d2t",
     needs=(*BASE, *PUBLISHED),
+    about=has_published,
 )
 def a_small_head_has_its_map(loaded: Loaded) -> Iterator[Found]:
     rows, drafter = (target_text(loaded) or {}).get("vocab_size"), loaded.model.drafter

@@ -31,20 +31,25 @@ class Found(NamedTuple):
 
 
 Check = Callable[[Loaded], Iterator[Found]]
+About = Callable[[Loaded], object]
 
 
 @dataclass(frozen=True)
 class Rule:
     """`finding`: its id, severity and page; `check`: where it fires; `needs`: recipe paths of checkpoints whose
     facts it reads (`drafter.training.*.init` for any training). It is deferred while one that the recipe names has
-    none, and silent where the recipe names no such checkpoint."""
+    none, and silent where the recipe names no such checkpoint. `about`: whether it can fire on a recipe at all,
+    whatever the facts: where it cannot, it waits for none."""
 
     finding: Finding
     check: Check
     needs: tuple[str, ...] = ()
+    about: About | None = None
 
     def lacks(self, loaded: Loaded) -> list[str]:
         """Recipe paths of checkpoints that the recipe names, this rule reads, and nothing is known of; or `lock`."""
+        if self.about is not None and not self.about(loaded):
+            return []
         if LOCK in self.needs:
             return [LOCK] if loaded.lock is None else []
         named = [".".join(map(str, place)) for place in sources(loaded.model)]
@@ -71,22 +76,23 @@ class Topic:
         passing: str,
         final: str | None = None,
         needs: tuple[str, ...] = (),
+        about: About | None = None,
     ) -> Callable[[Check], Check]:
         """Register the decorated function under its page; `final`: why a recipe cannot accept it."""
         finding = Finding(id, severity, summary, why, fix, evidence, failing, passing, final)
 
         def register(check: Check) -> Check:
-            self.rules.append(Rule(finding, check, needs))
+            self.rules.append(Rule(finding, check, needs, about))
             return check
 
         return register
 
-    def more(self, id: str, *, needs: tuple[str, ...]) -> Callable[[Check], Check]:
+    def more(self, id: str, *, needs: tuple[str, ...], about: About | None = None) -> Callable[[Check], Check]:
         """Register another check under the page of a rule above, for what can be told only with more facts."""
         (finding,) = {rule.finding for rule in self.rules if rule.finding.id == id}
 
         def register(check: Check) -> Check:
-            self.rules.append(Rule(finding, check, needs))
+            self.rules.append(Rule(finding, check, needs, about))
             return check
 
         return register

@@ -9,7 +9,18 @@ from collections.abc import Iterator
 
 from qdc.core.errors import QdcError
 from qdc.recipe.load import Loaded
-from qdc.rules.parts import BASE, fact, is_hybrid, kind, lacks, patched, remedies, served_checkpoint, sm
+from qdc.rules.parts import (
+    BASE,
+    fact,
+    is_hybrid,
+    kind,
+    lacks,
+    on_cpu,
+    patched,
+    remedies,
+    served_checkpoint,
+    sm,
+)
 from qdc.rules.registry import Found, Topic
 from qdc.serving.render import engine_row
 from qdc.tables import engines
@@ -25,6 +36,31 @@ _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _SM_OF_QUANTIZED_KV = (9, 0)
 
 
+def _is_dflash(loaded: Loaded) -> bool:
+    return kind(loaded) == "dflash"
+
+
+def _copies(loaded: Loaded) -> bool:
+    return kind(loaded) in _COPIES and lacks(loaded, "zero-draft")
+
+
+def _lacks_short_steps(loaded: Loaded) -> bool:
+    drafts = kind(loaded) in _ALWAYS_DRAFT or (kind(loaded) is not None and loaded.model.serve.engine.platform == "cpu")
+    return drafts and lacks(loaded, "short-verify") and "zero-draft" not in patched(loaded)
+
+
+def _caches(loaded: Loaded) -> bool:
+    return kind(loaded) is not None and loaded.model.serve.engine.prefix_caching
+
+
+def _cpu_caches(loaded: Loaded) -> bool:
+    return on_cpu(loaded) and _caches(loaded)
+
+
+def _gpu_caches(loaded: Loaded) -> bool:
+    return loaded.model.serve.engine.platform != "cpu" and _caches(loaded)
+
+
 @TOPIC.rule(
     "DRF06",
     "error",
@@ -36,7 +72,7 @@ _SM_OF_QUANTIZED_KV = (9, 0)
     passing='serve: {engine: {vllm: "0.22.1"}}',
 )
 def taps_are_read_rightly(loaded: Loaded) -> Iterator[Found]:
-    if kind(loaded) == "dflash" and lacks(loaded, "taps"):
+    if _is_dflash(loaded) and lacks(loaded, "taps"):
         message = f"vLLM {loaded.model.serve.engine.vllm} reads every tap one layer early, without a word"
         where = (("drafter", "architecture", "taps"), "the taps")
         yield Found(_VERSION, message, remedies(loaded, "taps"), also=where)
@@ -54,10 +90,11 @@ def taps_are_read_rightly(loaded: Loaded) -> Iterator[Found]:
     passing='serve: {engine: {vllm: "0.32.0"}}',
     final="the served text would not be the model's",
     needs=BASE,
+    about=_copies,
 )
 def a_step_without_drafts_keeps_the_state(loaded: Loaded) -> Iterator[Found]:
     engine = loaded.model.serve.engine
-    if kind(loaded) in _COPIES and is_hybrid(loaded) and lacks(loaded, "zero-draft"):
+    if _copies(loaded) and is_hybrid(loaded):
         message = (
             f"`{kind(loaded)}` may draft nothing, and vLLM {engine.vllm} then reads a stale recurrent state of the "
             "target: the text changes"
@@ -77,9 +114,10 @@ def a_step_without_drafts_keeps_the_state(loaded: Loaded) -> Iterator[Found]:
     passing="serve: {engine: {patches: [w4-drafter, swa-above-window]}}",
     final="the drafter would not load",
     needs=("drafter.checkpoint",),
+    about=_is_dflash,
 )
 def the_engine_loads_a_packed_drafter(loaded: Loaded) -> Iterator[Found]:
-    if kind(loaded) != "dflash" or not _packed_drafter(loaded) or not lacks(loaded, "quantized-drafter"):
+    if not _is_dflash(loaded) or not _packed_drafter(loaded) or not lacks(loaded, "quantized-drafter"):
         return
     drafter, engine = loaded.model.drafter, loaded.model.serve.engine
     ours = drafter is not None and drafter.ptq is not None
@@ -109,13 +147,11 @@ def _packed_drafter(loaded: Loaded) -> bool:
     failing='serve: {engine: {vllm: "0.31.0", patches: []}}',
     passing='serve: {engine: {vllm: "0.32.0", patches: []}}',
     needs=BASE,
+    about=_lacks_short_steps,
 )
 def short_steps_keep_the_state(loaded: Loaded) -> Iterator[Found]:
-    engine, wanted = loaded.model.serve.engine, kind(loaded)
-    named = engine.platform == "cpu" or wanted in _ALWAYS_DRAFT
-    if wanted is None or not named or not is_hybrid(loaded) or not lacks(loaded, "short-verify"):
-        return
-    if "zero-draft" in patched(loaded):
+    engine = loaded.model.serve.engine
+    if not _lacks_short_steps(loaded) or not is_hybrid(loaded):
         return
     seen = (
         "then crashes (measured)" if engine.platform == "cpu" else "may then lose its state (disputed: inferred only)"
@@ -138,10 +174,10 @@ def short_steps_keep_the_state(loaded: Loaded) -> Iterator[Found]:
     passing="serve: {engine: {prefix_caching: false}}",
     final="the engine would die",
     needs=BASE,
+    about=_cpu_caches,
 )
 def the_cpu_caches_no_prefixes(loaded: Loaded) -> Iterator[Found]:
-    engine = loaded.model.serve.engine
-    if loaded.model.deploy.hardware == "cpu" and kind(loaded) and is_hybrid(loaded) and engine.prefix_caching:
+    if _cpu_caches(loaded) and is_hybrid(loaded):
         message = "on a CPU the engine dies with prefix caching, a drafter and a hybrid target"
         yield Found(_CACHING, message, "write `prefix_caching: false`")
 
@@ -157,10 +193,11 @@ def the_cpu_caches_no_prefixes(loaded: Loaded) -> Iterator[Found]:
     passing="serve: {dtype: bfloat16}",
     final="the engine would die",
     needs=BASE,
+    about=on_cpu,
 )
 def the_cpu_kernel_takes_the_dtype(loaded: Loaded) -> Iterator[Found]:
     dtype = loaded.model.serve.dtype
-    if loaded.model.deploy.hardware == "cpu" and is_hybrid(loaded) and dtype != "bfloat16":
+    if on_cpu(loaded) and is_hybrid(loaded) and dtype != "bfloat16":
         message = f"the CPU kernel of linear attention takes BF16 only, not {dtype}"
         yield Found(("serve", "dtype"), message, "write `dtype: bfloat16`")
 
@@ -176,9 +213,10 @@ def the_cpu_kernel_takes_the_dtype(loaded: Loaded) -> Iterator[Found]:
     failing="serve: {dtype: float16}",
     passing="serve: {dtype: bfloat16}",
     needs=(*BASE, "target.quantization.grid", "drafter.checkpoint"),
+    about=_is_dflash,
 )
 def one_dtype(loaded: Loaded) -> Iterator[Found]:
-    if kind(loaded) != "dflash" or not lacks(loaded, "dtype"):
+    if not _is_dflash(loaded) or not lacks(loaded, "dtype"):
         return
     dtypes = {"serve.dtype": loaded.model.serve.dtype, "the target": _target_dtype(loaded)}
     dtypes["the drafter's fc"] = _drafter_dtype(loaded)
@@ -219,10 +257,10 @@ def _drafter_dtype(loaded: Loaded) -> str | None:
     failing="serve: {engine: {prefix_caching: true}}",
     passing="serve: {engine: {prefix_caching: false}}",
     needs=BASE,
+    about=_gpu_caches,
 )
 def prefixes_are_not_cached(loaded: Loaded) -> Iterator[Found]:
-    engine = loaded.model.serve.engine
-    if engine.platform != "cpu" and kind(loaded) and is_hybrid(loaded) and engine.prefix_caching:
+    if _gpu_caches(loaded) and is_hybrid(loaded):
         message = "prefix caching with speculation has corrupted hybrid targets (disputed: one user saw no harm)"
         yield Found(_CACHING, message, "write `prefix_caching: false`, or measure quality with it on")
 
@@ -276,7 +314,7 @@ def _budget(loaded: Loaded) -> int | None:
 )
 def the_cache_is_not_quantized(loaded: Loaded) -> Iterator[Found]:
     dtype, card = loaded.model.serve.kv_cache_dtype, sm(loaded)
-    if kind(loaded) == "dflash" and dtype != "auto" and card is not None and card < _SM_OF_QUANTIZED_KV:
+    if _is_dflash(loaded) and dtype != "auto" and card is not None and card < _SM_OF_QUANTIZED_KV:
         name = ".".join(map(str, card))
         message = f"on SM {name} no attention kernel takes a block's drafts over a KV cache of {dtype}"
         where = (("deploy", "hardware"), f"SM {name}")
@@ -294,9 +332,10 @@ def the_cache_is_not_quantized(loaded: Loaded) -> Iterator[Found]:
     failing="drafter: {ptq: null}",
     passing='drafter: {ptq: null}\nserve: {engine: {vllm: "0.25.1", patches: []}}',
     needs=("drafter.checkpoint",),
+    about=_is_dflash,
 )
 def a_plain_drafter_beside_a_packed_target(loaded: Loaded) -> Iterator[Found]:
-    if kind(loaded) != "dflash" or _packed_drafter(loaded) or not fact(loaded, "w4-pairing-claimed"):
+    if not _is_dflash(loaded) or _packed_drafter(loaded) or not fact(loaded, "w4-pairing-claimed"):
         return
     message = (
         f"a README says that vLLM {loaded.model.serve.engine.vllm} serves no BF16 drafter beside a quantized target "

@@ -100,8 +100,8 @@ def _differences(block: BlockDrafter, facts: ModelFacts, fields: tuple[str, ...]
     why="The file is served as it is, so that the recipe would say what the image does not hold.",
     fix="Write the checkpoint's value, or leave the field out.",
     evidence="Follows from what a recipe is for: it says what the image holds.",
-    failing="drafter: {architecture: {layers: 6}}  # config.json of the checkpoint: num_hidden_layers 5",
-    passing="drafter: {architecture: {layers: 5}}  # config.json of the checkpoint: num_hidden_layers 5",
+    failing="drafter: {architecture: {layers: 5}}  # config.json of the checkpoint: num_hidden_layers 6",
+    passing="drafter: {architecture: {layers: 6}}  # config.json of the checkpoint: num_hidden_layers 6",
     needs=("drafter.checkpoint",),
 )
 def the_checkpoint_has_the_shape(loaded: Loaded) -> Iterator[Found]:

@@ -28,6 +28,10 @@ _CHECKPOINT = ("drafter", "checkpoint")
 _SLIDES = "sliding_attention"
 
 
+def _slides_on_v1(loaded: Loaded) -> bool:
+    return drafted_block(loaded) is not None and runner(loaded) == "v1" and bool(fact(loaded, "window"))
+
+
 @TOPIC.rule(
     "SWA01",
     "error",
@@ -168,10 +172,11 @@ def layers_are_alike(loaded: Loaded) -> Iterator[Found]:
     failing="drafter: {architecture: {layers: 3}}",
     passing="drafter: {architecture: {layers: 2}}",
     needs=(*BASE, "drafter.checkpoint"),
+    about=_slides_on_v1,
 )
 def draft_layers_fit_one_group(loaded: Loaded) -> Iterator[Found]:
     drafter, shape, kinds = loaded.model.drafter, drafted_block(loaded), layer_kinds(loaded)
-    if drafter is None or shape is None or not kinds or runner(loaded) != "v1" or not fact(loaded, "window"):
+    if drafter is None or shape is None or not kinds or not _slides_on_v1(loaded):
         return
     stored = _layer_types(_config(loaded))
     sliding = len(stored) if stored and set(stored) == {_SLIDES} else 0
