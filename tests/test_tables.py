@@ -130,3 +130,4 @@ def test_every_card_has_a_source_and_says_what_is_assumed() -> None:
     assert a10g is not None and (a10g.sm.value, a10g.memory_gb.value, a10g.bandwidth_gbs.value) == ("8.6", 24, 600)
     assert (a10g.sm.assumed, a10g.bandwidth_gbs.assumed) == (False, True)
     assert hardware.row("a10") is None
+    assert hardware.order("8.6") < hardware.order("9.0") < hardware.order("10.0")

@@ -15,7 +15,7 @@ from qdc.recipe.drafter import BlockDrafter
 from qdc.recipe.load import Loaded, sources
 from qdc.recipe.reading import Path_
 from qdc.rules.modules import ignored, linears
-from qdc.tables import engines, hardware, patches
+from qdc.tables import engines, patches
 
 BASE = ("target.base",)
 """`needs` of rules that read the target's headers."""
@@ -139,15 +139,6 @@ def runner(loaded: Loaded) -> str | None:
     """The model runner: `v1`, `v2`, `list` (either, by the target's architecture), None where it is not known."""
     given = fact(loaded, "runner")
     return given if given == "v1" else loaded.model.serve.engine.runner or given
-
-
-def sm(loaded: Loaded) -> tuple[int, int] | None:
-    """Compute capability of the recipe's card, None for a CPU or a card that is not in the table."""
-    card = hardware.row(loaded.model.deploy.hardware)
-    if card is None or card.sm.value is None:
-        return None
-    major, minor = card.sm.value.split(".")
-    return int(major), int(minor)
 
 
 def drafter_linears(loaded: Loaded) -> dict[str, tuple[int | None, int | None]]:

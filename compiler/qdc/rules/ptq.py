@@ -11,6 +11,7 @@ from qdc.rules.modules import Linear, fused, ignored, linears, matches
 from qdc.rules.parts import (
     BASE,
     drafter_linears,
+    fact,
     has_ptq,
     layer_kinds,
     on_cpu,
@@ -22,7 +23,6 @@ from qdc.rules.registry import Found, Topic
 TOPIC = Topic()
 _PTQ = ("drafter", "ptq")
 _GROUP = (*_PTQ, "scheme", "group_size")
-_CPU_MULTIPLE = 32
 
 
 def _has_members(loaded: Loaded) -> bool:
@@ -81,12 +81,12 @@ def drafter_groups_divide(loaded: Loaded) -> Iterator[Found]:
 )
 def the_group_is_served(loaded: Loaded) -> Iterator[Found]:
     drafter = loaded.model.drafter
-    if drafter is None or drafter.ptq is None or loaded.model.serve.engine.platform == "cpu":
+    if drafter is None or drafter.ptq is None:
         return
-    group = drafter.ptq.scheme.group_size
-    if group not in (32, 128):
+    group, served = drafter.ptq.scheme.group_size, fact(loaded, "served-groups")
+    if served is not None and group not in served:
         message = f"nobody is on record serving a drafter with groups of {group} (disputed: one report trusts 128 only)"
-        yield Found(_GROUP, message, "write `group_size: 32` or `group_size: 128`")
+        yield Found(_GROUP, message, f"write {' or '.join(f'`group_size: {size}`' for size in served)}")
 
 
 @TOPIC.rule(
@@ -102,21 +102,20 @@ def the_group_is_served(loaded: Loaded) -> Iterator[Found]:
     about=on_cpu,
 )
 def the_cpu_kernel_takes_it(loaded: Loaded) -> Iterator[Found]:
-    if not on_cpu(loaded):
+    multiple = fact(loaded, "int4-multiple")
+    if not on_cpu(loaded) or multiple is None:
         return
     places = (
         (("target", "quantization", "ignore"), _target_linears(loaded)),
         ((*_PTQ, "ignore"), quantized_linears(loaded)),
     )
     for path, shapes in places:
-        bad = [
-            name for name, size in shapes.items() if any(width is not None and width % _CPU_MULTIPLE for width in size)
-        ]
+        bad = [name for name, size in shapes.items() if any(width is not None and width % multiple for width in size)]
         if bad:
             out, width = shapes[bad[0]]
             others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             ends = sorted({name.rsplit(".", 1)[-1] for name in bad})
-            message = f"the CPU's INT4 kernel takes multiples of 32; `{bad[0]}`{others} is {out} x {width}"
+            message = f"the CPU's INT4 kernel takes multiples of {multiple}; `{bad[0]}`{others} is {out} x {width}"
             hint = "add " + ", ".join(f'"re:.*{end}$"' for end in ends) + " to the list"
             yield Found(path, message, hint, key=True)
 

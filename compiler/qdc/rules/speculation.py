@@ -19,11 +19,10 @@ from qdc.rules.parts import (
     patched,
     remedies,
     served_checkpoint,
-    sm,
 )
 from qdc.rules.registry import Found, Topic
 from qdc.serving.render import engine_row
-from qdc.tables import engines
+from qdc.tables import engines, hardware
 
 TOPIC = Topic()
 _VERSION = ("serve", "engine", "vllm")
@@ -33,7 +32,6 @@ _COPIES = ("ngram", "suffix")
 _ALWAYS_DRAFT = ("dflash", "mtp", "eagle3")
 _BLOCKS = ("dflash", "dflash2", "dspark")
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-_SM_OF_QUANTIZED_KV = (9, 0)
 
 
 def _is_dflash(loaded: Loaded) -> bool:
@@ -54,7 +52,7 @@ def _caches(loaded: Loaded) -> bool:
 
 
 def _cpu_caches(loaded: Loaded) -> bool:
-    return on_cpu(loaded) and _caches(loaded)
+    return on_cpu(loaded) and fact(loaded, "triton") is False and _caches(loaded)
 
 
 def _gpu_caches(loaded: Loaded) -> bool:
@@ -196,10 +194,10 @@ def the_cpu_caches_no_prefixes(loaded: Loaded) -> Iterator[Found]:
     about=on_cpu,
 )
 def the_cpu_kernel_takes_the_dtype(loaded: Loaded) -> Iterator[Found]:
-    dtype = loaded.model.serve.dtype
-    if on_cpu(loaded) and is_hybrid(loaded) and dtype != "bfloat16":
-        message = f"the CPU kernel of linear attention takes BF16 only, not {dtype}"
-        yield Found(("serve", "dtype"), message, "write `dtype: bfloat16`")
+    dtype, wanted = loaded.model.serve.dtype, fact(loaded, "linear-attention-dtype")
+    if on_cpu(loaded) and is_hybrid(loaded) and wanted is not None and dtype != wanted:
+        message = f"the CPU kernel of linear attention takes {wanted} only, not {dtype}"
+        yield Found(("serve", "dtype"), message, f"write `dtype: {wanted}`")
 
 
 @TOPIC.rule(
@@ -313,9 +311,10 @@ def _budget(loaded: Loaded) -> int | None:
     passing="serve: {kv_cache_dtype: auto}",
 )
 def the_cache_is_not_quantized(loaded: Loaded) -> Iterator[Found]:
-    dtype, card = loaded.model.serve.kv_cache_dtype, sm(loaded)
-    if _is_dflash(loaded) and dtype != "auto" and card is not None and card < _SM_OF_QUANTIZED_KV:
-        name = ".".join(map(str, card))
+    dtype, least = loaded.model.serve.kv_cache_dtype, fact(loaded, "quantized-kv-sm")
+    card = hardware.row(loaded.model.deploy.hardware)
+    name = card.sm.value if card is not None else None
+    if _is_dflash(loaded) and dtype != "auto" and name and least and hardware.order(name) < hardware.order(least):
         message = f"on SM {name} no attention kernel takes a block's drafts over a KV cache of {dtype}"
         where = (("deploy", "hardware"), f"SM {name}")
         yield Found(("serve", "kv_cache_dtype"), message, "write `kv_cache_dtype: auto`", also=where)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from qdc.formats.checkpoint import ModelFacts
-from qdc.recipe.drafter import BlockDrafter
+from qdc.recipe.drafter import BlockDrafter, NgramDrafter
 from qdc.recipe.load import Loaded
 from qdc.rules.parts import drafted_block, inner_configs, published, setting
 from qdc.rules.registry import Found, Topic
@@ -272,3 +272,24 @@ def a_training_has_one_start(loaded: Loaded) -> Iterator[Found]:
             message = f"`{training.name}` starts from `{training.from_}` and from a published drafter"
             where = ((*path, "from"), "given here too")
             yield Found((*path, "init"), message, "remove one of the two", key=True, also=where)
+
+
+@TOPIC.rule(
+    "DRF26",
+    "error",
+    summary="The smallest match of an n-gram drafter is larger than its largest.",
+    why="It would look for nothing and draft nothing.",
+    fix="Write a `prompt_lookup_min` of at most `prompt_lookup_max`.",
+    evidence="Follows from the definition of the fields.",
+    failing="drafter: {architecture: {prompt_lookup_min: 5}}",
+    passing="drafter: {architecture: {prompt_lookup_min: 2}}",
+    final="nothing would be drafted",
+)
+def an_ngram_has_a_length(loaded: Loaded) -> Iterator[Found]:
+    shape = loaded.model.drafter.architecture if loaded.model.drafter else None
+    if isinstance(shape, NgramDrafter) and shape.prompt_lookup_min > shape.prompt_lookup_max:
+        message = (
+            f"the smallest match, {shape.prompt_lookup_min}, is larger than the largest, {shape.prompt_lookup_max}"
+        )
+        path, where = (*_SHAPE, "prompt_lookup_min"), ((*_SHAPE, "prompt_lookup_max"), "the largest")
+        yield Found(path, message, f"write `prompt_lookup_min: {shape.prompt_lookup_max}` or less", also=where)

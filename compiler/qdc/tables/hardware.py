@@ -36,6 +36,11 @@ def row(name: str) -> Card | None:
     return None if cells is None else Card(name, **{column: _cell(*given) for column, given in cells.items()})
 
 
+def order(sm: str) -> tuple[int, ...]:
+    """A key that sorts compute capabilities: `8.6` before `10.0`."""
+    return tuple(int(part) for part in sm.split("."))
+
+
 def _cell(value: Any, source: str, mark: str = "") -> Cell[Any]:
     return Cell(value, _table()["sources"][source], mark == "assumed")
 
