@@ -11,9 +11,8 @@ from micro import Micro
 
 ROOT = Path(__file__).resolve().parents[1]
 
-for name in [
-    name for name in os.environ if name.startswith("QDC_") and name not in ("QDC_TRAIN_PYTHON", "QDC_SERVE_PYTHON")
-]:
+_KEPT = ("QDC_TRAIN_PYTHON", "QDC_SERVE_PYTHON", "QDC_FUZZ", "QDC_FUZZ_REPORT")
+for name in [name for name in os.environ if name.startswith("QDC_") and name not in _KEPT]:
     del os.environ[name]
 
 

@@ -28,7 +28,7 @@ LIMIT_DIGITS = 4000
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+\Z")
 _HASH = re.compile(r"(?=[0-9]+(e[0-9]+)?\Z)(.{40}|.{64})\Z")
-_HEX = re.compile(r"0x[0-9a-fA-F]+\Z")
+_HEX = re.compile(r"0x[0-9a-fA-F]{1,3500}\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _NULLS = {"", "~", "null", "Null", "NULL"}
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
