@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import hub_facts
 import pytest
@@ -50,3 +53,34 @@ def test_a_cell_that_is_not_established_decides_nothing(root: Path) -> None:
         facts = hub_facts.edited(loaded.facts, {"drafter.checkpoint": {"config": mixed}})
         fired[version] = "SWA06" in {item.rule for item in check(replace(loaded, facts=facts))}
     assert fired == {"0.24.0": True, "0.25.1": False, "0.27.1": False}
+
+
+WEIGHED = {"DEP04", "DEP05", "QAD06"}  # they compute sizes from whole configurations
+ODD: list[Any] = [None, "x", 0, [None], {"a": 1}]
+
+
+def edits(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every field of a configuration."""
+    for key, inner in value.items():
+        yield (*path, key)
+        if isinstance(inner, dict):
+            yield from edits(inner, (*path, key))
+
+
+@pytest.mark.parametrize("place", ["target.base", "target.quantization.grid", "drafter.checkpoint"])
+def test_no_field_of_a_published_file_makes_a_traceback(root: Path, place: str) -> None:
+    """Files of others may hold anything: every field of config.json in turn with values of other types."""
+    loaded = with_facts(root / "recipes/qwen35-4b-dflash-public.yaml")
+    facts = loaded.facts[place]
+    assert facts.config is not None
+    rules = [rule for rule in RULES if place in rule.needs and rule.finding.id not in WEIGHED]
+    for path in list(edits(facts.config)):
+        for odd in ODD:
+            config = json.loads(json.dumps(facts.config))
+            inner = config
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = odd
+            odd_facts = loaded.facts | {place: replace(facts, config=config)}
+            for rule in rules:
+                list(rule.check(replace(loaded, facts=odd_facts)))

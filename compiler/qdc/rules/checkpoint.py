@@ -265,7 +265,8 @@ def plain_mtp_modules_are_declared(loaded: Loaded) -> Iterator[Found]:
         own = (facts.config or {}).get("quantization_config")
         if not isinstance(own, dict) or own.get("quant_method") != "compressed-tensors":
             continue
-        entries = [entry for entry in own.get("ignore") or [] if isinstance(entry, str)]
+        said = own.get("ignore")
+        entries = [entry for entry in said if isinstance(entry, str)] if isinstance(said, list) else []
         layers = [layer for name, layer in linears(facts).items() if _mtp(name)]
         odd = [layer.name for layer in layers if not layer.packed and not ignored(layer.name, entries)]
         if odd:

@@ -20,7 +20,8 @@ from qdc.rules.parts import (
     served_checkpoint,
     setting,
     target_place,
-    target_text,
+    target_size,
+    whole,
 )
 from qdc.rules.registry import Found, Topic
 
@@ -61,8 +62,8 @@ def k_fits_the_block(loaded: Loaded) -> Iterator[Found]:
 @TOPIC.more("DRF01", needs=("drafter.checkpoint",), about=drafted_block)
 def k_fits_the_block_of_the_file(loaded: Loaded) -> Iterator[Found]:
     block, k, facts = drafted_block(loaded), loaded.model.serve.k, served_checkpoint(loaded)
-    size = setting(facts.config, "block_size") if facts is not None and facts.config is not None else None
-    if block is None or block.kind not in _MASKS or k is None or block.allow_k_mismatch or not isinstance(size, int):
+    size = whole(setting(facts.config, "block_size")) if facts is not None and facts.config is not None else None
+    if block is None or block.kind not in _MASKS or k is None or block.allow_k_mismatch or size is None:
         return
     if size < block.draft_block_size and largest_k(block, size) < k <= largest_k(block):
         message = f"K = {k}, but the checkpoint's draft block is {size}"
@@ -115,8 +116,8 @@ def taps_increase(loaded: Loaded) -> Iterator[Found]:
 
 @TOPIC.more("DRF03", needs=BASE, about=drafted_block)
 def taps_are_layers(loaded: Loaded) -> Iterator[Found]:
-    block, layers = drafted_block(loaded), (target_text(loaded) or {}).get("num_hidden_layers")
-    if block is None or not isinstance(layers, int):
+    block, layers = drafted_block(loaded), target_size(loaded, "num_hidden_layers")
+    if block is None or layers is None:
         return
     for index, tap in enumerate(block.taps):
         if tap >= layers:
@@ -141,7 +142,7 @@ def taps_are_layers(loaded: Loaded) -> Iterator[Found]:
     about=drafted_block,
 )
 def hidden_sizes_agree(loaded: Loaded) -> Iterator[Found]:
-    block, wanted = drafted_block(loaded), (target_text(loaded) or {}).get("hidden_size")
+    block, wanted = drafted_block(loaded), target_size(loaded, "hidden_size")
     if block is None or wanted is None:
         return
     if block.hidden_size not in (None, wanted) and block.target_hidden_size is None:
@@ -157,7 +158,7 @@ def hidden_sizes_agree(loaded: Loaded) -> Iterator[Found]:
 
 @TOPIC.more("DRF04", needs=(*BASE, *PUBLISHED), about=drafted_block)
 def fc_takes_the_taps(loaded: Loaded) -> Iterator[Found]:
-    block, width = drafted_block(loaded), (target_text(loaded) or {}).get("hidden_size")
+    block, width = drafted_block(loaded), target_size(loaded, "hidden_size")
     for place, facts in published(loaded):
         columns = _columns(facts, "fc")
         if block is None or width is None or columns is None or columns == len(block.taps) * width:
@@ -173,15 +174,27 @@ def fc_takes_the_taps(loaded: Loaded) -> Iterator[Found]:
 
 
 def _columns(facts: ModelFacts, module: str) -> int | None:
-    """Inputs of a Linear of the file, packed or not."""
+    """Inputs of a Linear of the file, packed or not; None where the file does not say."""
     for name, tensor in facts.tensors.items():
         if name.removeprefix("model.") == f"{module}.weight" and len(tensor.shape) == 2:
             return tensor.shape[1]
         if name.removeprefix("model.") == f"{module}.weight_packed" and len(tensor.shape) == 2:
-            bits = ((facts.config or {}).get("quantization_config") or {}).get("config_groups") or {}
-            widths = {group["weights"]["num_bits"] for group in bits.values()}
-            return tensor.shape[1] * 32 // widths.pop() if len(widths) == 1 else None
+            bits = _bits(facts)
+            return tensor.shape[1] * 32 // bits if bits else None
     return None
+
+
+def _bits(facts: ModelFacts) -> int | None:
+    """Bits a weight of a file whose groups all have the same."""
+    quantization = (facts.config or {}).get("quantization_config")
+    groups = quantization.get("config_groups") if isinstance(quantization, dict) else None
+    weights = (
+        [group.get("weights") for group in groups.values() if isinstance(group, dict)]
+        if isinstance(groups, dict)
+        else []
+    )
+    bits = [whole(weight.get("num_bits")) for weight in weights if isinstance(weight, dict)]
+    return bits[0] if bits and all(size == bits[0] for size in bits) else None
 
 
 @TOPIC.rule(
@@ -251,7 +264,7 @@ def _mask_id(id: int | None, text: str | None, special: dict[int, str]) -> int |
 
 def _meaning(loaded: Loaded, facts: ModelFacts, mask: int) -> str | None:
     """What keeps a token from being a mask, None if nothing does."""
-    if mask >= (rows := _rows(facts)):
+    if (rows := _rows(facts)) is not None and mask >= rows:
         return f"is past the embedding's {rows} rows"
     for name in _ENDS:
         if mask in _ids(facts, name):
@@ -260,9 +273,9 @@ def _meaning(loaded: Loaded, facts: ModelFacts, mask: int) -> str | None:
     return "is written by the chat template" if text is not None and text in loaded.chat_template else None
 
 
-def _rows(facts: ModelFacts) -> int:
-    rows = [tensor.shape[0] for name, tensor in facts.tensors.items() if name.endswith("embed_tokens.weight")]
-    return max([*rows, *([] if rows else [int(facts.text_config.get("vocab_size", 0))])])
+def _rows(facts: ModelFacts) -> int | None:
+    shapes = [tensor.shape for name, tensor in facts.tensors.items() if name.endswith("embed_tokens.weight")]
+    return max((shape[0] for shape in shapes if shape), default=None) or whole(facts.text_config.get("vocab_size"))
 
 
 def _ids(facts: ModelFacts, name: str) -> set[int]:

@@ -60,6 +60,16 @@ def target_text(loaded: Loaded) -> dict[str, Any] | None:
     return facts.text_config if facts is not None and facts.config is not None else None
 
 
+def whole(value: Any) -> int | None:
+    """A size from a file that others wrote: a whole number above 0, else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def target_size(loaded: Loaded, name: str) -> int | None:
+    """A size of the target's text configuration; None where it is not known, or is none."""
+    return whole((target_text(loaded) or {}).get(name))
+
+
 def target_place(loaded: Loaded, field: str) -> Path_:
     """Where the recipe says a size of the target: the field of a model that it trains, else the name of the base."""
     base: Path_ = ("target", "base")
@@ -147,12 +157,12 @@ def drafter_linears(loaded: Loaded) -> dict[str, tuple[int | None, int | None]]:
     `fc` takes all taps side by side, so its input needs the target's width: known only with its headers. Of a
     published drafter the file says all.
     """
-    shape, text = drafted_block(loaded), target_text(loaded) or {}
+    shape = drafted_block(loaded)
     if shape is None:
         return {}
     if (facts := served_checkpoint(loaded)) is not None:
         return stored_linears(facts)
-    width = shape.target_hidden_size or text.get("hidden_size")
+    width = shape.target_hidden_size or target_size(loaded, "hidden_size")
     hidden, inner = shape.hidden_size, shape.intermediate_size
     heads = shape.heads * shape.head_dim if shape.heads and shape.head_dim else None
     keys = shape.kv_heads * shape.head_dim if shape.kv_heads and shape.head_dim else None

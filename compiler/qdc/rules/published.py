@@ -20,7 +20,8 @@ from qdc.rules.parts import (
     runner,
     served_checkpoint,
     setting,
-    target_text,
+    target_size,
+    whole,
 )
 from qdc.rules.registry import Found, Topic
 from qdc.tables import engines
@@ -49,7 +50,7 @@ def taps_are_those_of_the_file(loaded: Loaded) -> Iterator[Found]:
             stored = setting(facts.config or {}, name)
             if block is None or not isinstance(stored, list) or stored == [tap + shift for tap in block.taps]:
                 continue
-            taps = [id - shift for id in stored]
+            taps = [id - shift if isinstance(id, int) else id for id in stored]
             message = f"the checkpoint says `{name}: {stored}`, which are the taps {taps}"
             hint = f"write `taps: {taps}`" if place == _CHECKPOINT else f"write `taps: {taps}`, or remove `init`"
             yield Found((*_SHAPE, "taps"), message, hint, also=(place, "the checkpoint"))
@@ -72,10 +73,10 @@ def taps_are_those_of_the_file(loaded: Loaded) -> Iterator[Found]:
     about=has_published,
 )
 def vocabularies_agree(loaded: Loaded) -> Iterator[Found]:
-    rows, tokenizer = (target_text(loaded) or {}).get("vocab_size"), loaded.facts.get("target.base")
+    rows, tokenizer = target_size(loaded, "vocab_size"), loaded.facts.get("target.base")
     size = tokenizer.tokenizer.size if tokenizer is not None and tokenizer.tokenizer is not None else None
     for place, facts in published(loaded):
-        own = setting(facts.config or {}, "vocab_size")
+        own = whole(setting(facts.config or {}, "vocab_size"))
         if own is None or rows is None or own == rows:
             continue
         padding = size is not None and size <= min(own, rows)
@@ -98,15 +99,15 @@ def vocabularies_agree(loaded: Loaded) -> Iterator[Found]:
     about=has_published,
 )
 def a_small_head_has_its_map(loaded: Loaded) -> Iterator[Found]:
-    rows, drafter = (target_text(loaded) or {}).get("vocab_size"), loaded.model.drafter
+    rows, drafter = target_size(loaded, "vocab_size"), loaded.model.drafter
     for place, facts in published(loaded):
         given = getattr(drafter.architecture, "draft_vocab_size", None) if drafter else None
-        size = given or setting(facts.config or {}, "draft_vocab_size")
+        size = given or whole(setting(facts.config or {}, "draft_vocab_size"))
         if size is None or rows is None or size >= rows:
             continue
-        heads = {tensor.shape[0] for name, tensor in facts.tensors.items() if name.endswith("lm_head.weight")}
+        heads = {tensor.shape[:1] for name, tensor in facts.tensors.items() if name.endswith("lm_head.weight")}
         maps = [name for name in facts.tensors if name.rsplit(".", 1)[-1] == "d2t"]
-        lacking = [*([] if size in heads else [f"a head of {size} rows"]), *([] if maps else ["the id map `d2t`"])]
+        lacking = [*([] if (size,) in heads else [f"a head of {size} rows"]), *([] if maps else ["the id map `d2t`"])]
         if lacking:
             path = (*_SHAPE, "draft_vocab_size") if given is not None else place
             message = f"a draft vocabulary of {size} of {rows} tokens, but the file lacks {' and '.join(lacking)}"
@@ -173,7 +174,8 @@ def _rotary(facts: ModelFacts, name: str) -> set[float]:
 def the_engine_has_the_class(loaded: Loaded) -> Iterator[Found]:
     facts, engine = served_checkpoint(loaded), loaded.model.serve.engine
     config = (facts.config if facts is not None else None) or {}
-    name = next(iter(config.get("architectures") or []), None)
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
     known = engines.architecture(name) if isinstance(name, str) else None
     if known is None:
         return

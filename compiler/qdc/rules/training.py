@@ -79,7 +79,7 @@ def stored_taps(facts: ModelFacts) -> list[int] | None:
     taps = setting(facts.config or {}, "target_layer_ids")
     if taps is None:
         ids = setting(facts.config or {}, "aux_hidden_state_layer_ids")
-        taps = [id - 1 for id in ids] if isinstance(ids, list) else None
+        taps = [id - 1 if isinstance(id, int) else id for id in ids] if isinstance(ids, list) else None
     return taps if isinstance(taps, list) else None
 
 

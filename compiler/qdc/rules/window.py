@@ -18,6 +18,7 @@ from qdc.rules.parts import (
     runner,
     served_checkpoint,
     setting,
+    whole,
 )
 from qdc.rules.registry import Found, Topic
 from qdc.tables import engines
@@ -234,12 +235,12 @@ def _config(loaded: Loaded) -> Mapping[str, Any]:
 
 
 def _layer_types(config: Mapping[str, Any]) -> list[str]:
-    return next((list(inner["layer_types"]) for inner in inner_configs(config) if inner.get("layer_types")), [])
+    kinds: Any = next((inner["layer_types"] for inner in inner_configs(config) if inner.get("layer_types")), [])
+    return [str(kind) for kind in kinds] if isinstance(kinds, list) else []
 
 
 def _stored_window(config: Mapping[str, Any]) -> int | None:
     """Tokens of the window that a configuration declares, None without one."""
     if not setting(config, "use_swa") and _SLIDES not in _layer_types(config):
         return None
-    size = setting(config, "swa_window_size") or setting(config, "sliding_window")
-    return size if isinstance(size, int) else None
+    return whole(setting(config, "swa_window_size")) or whole(setting(config, "sliding_window"))
