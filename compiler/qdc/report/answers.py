@@ -116,6 +116,7 @@ class Evidence(Closed):
     offset: int | None
     length: int | None
     text: str
+    command: str | None = Field(description="shows the same bytes in a shell")
 
 
 class Verdict(Closed):
@@ -126,7 +127,10 @@ class Verdict(Closed):
 
 
 class Audit(Answer):
-    image: dict[str, Any]
+    image: ImageId
+    where: str
+    tags: list[str]
+    anchored: bool = Field(description="--expect or a build record named the image ID")
     verdicts: list[Verdict]
     counts: dict[str, int]
 
