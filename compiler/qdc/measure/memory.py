@@ -13,7 +13,7 @@ from typing import Any
 from qdc.formats.checkpoint import ModelFacts
 from qdc.measure.figures import Figure, Term, total
 from qdc.measure.roofline import kv_width, state_bytes
-from qdc.measure.sizes import Json, base_model, count, drafter, served_target, size
+from qdc.measure.sizes import Json, base_model, count, drafter, served_target, size, whole
 from qdc.tables.hardware import Card
 
 GRAPHS = (0.4e9, "CUDA graphs and the engine's work space")
@@ -194,5 +194,5 @@ def _trained(parameters: int, kind: str) -> list[Term]:
 
 
 def _logits(copies: int, tokens: int, config: Mapping[str, Any]) -> Figure:
-    vocabulary = int(config["vocab_size"])
+    vocabulary = whole(config, "vocab_size")
     return Figure(copies * tokens * vocabulary * 4, "bytes", True, f"{copies} x {tokens} tokens x {vocabulary} x 4")

@@ -126,11 +126,10 @@ def _form(recipe: Json, model: TextModel, stored: TextModel, facts: Mapping[str,
     own = size({"head": proposer.tensors["lm_head.weight"]}) if proposer.own_head else 0
     width = 4 if dtype == "float32" else 2
     rows = 0 if proposer.own_head else proposer.head_rows
-    target_rows = max(1, int(model.config.get("vocab_size") or rows or 1))
     return replace(
         plain,
         draft=proposer.passes * (size(proposer.tensors, dtype) - own),
-        draft_head=proposer.passes * (own or plain.head * rows // target_rows),
+        draft_head=proposer.passes * (own or plain.head * rows // model.vocabulary),
         draft_kv_token=proposer.kv_elements * width * max(1, proposer.passes),
         window=proposer.window,
     )

@@ -17,7 +17,7 @@ from qdc.formats.safetensors import BITS
 from qdc.image.tar import Entry, arranged, tar_size
 from qdc.measure.figures import Figure, Term, total
 from qdc.measure.past import Past
-from qdc.measure.sizes import Json, Tensors, base_model, drafter, served_target
+from qdc.measure.sizes import Json, Tensors, base_model, drafter, served_target, whole
 
 _RANK = {"BOOL": 0, "U8": 1, "I8": 2, "I16": 3, "U16": 4, "F16": 5, "BF16": 6, "I32": 7, "U32": 8, "F32": 9, "F64": 10,
          "I64": 11, "U64": 12}  # fmt: skip
@@ -143,7 +143,7 @@ def _packages(base: Json, past: Past, fresh: set[str]) -> list[Term]:
 
 def _entries(facts: Mapping[str, ModelFacts]) -> int:
     found = facts["target.base"]
-    return found.tokenizer.size if found.tokenizer else int(found.text_config.get("vocab_size") or 0)
+    return found.tokenizer.size if found.tokenizer else whole(found.text_config, "vocab_size")
 
 
 def _compressed(terms: list[Term], base: float | None) -> Figure:

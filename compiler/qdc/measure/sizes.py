@@ -49,28 +49,34 @@ class TextModel:
         return self.head or self.embedding
 
     @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding."""
+        return next(iter(self.embedding.values()))[1][0]
+
+    @property
     def state_elements(self) -> int:
         """Numbers of a sequence's recurrent state: a key x value matrix a head, in each linear-attention layer."""
-        layers = list(self.config.get("layer_types") or []).count("linear_attention")
+        kinds = self.config.get("layer_types")
+        layers = kinds.count("linear_attention") if isinstance(kinds, list) else 0
         names = ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
-        return layers * math.prod(int(self.config[name]) for name in names) if layers else 0
+        return layers * math.prod(whole(self.config, name) for name in names) if layers else 0
 
     @property
     def attention_layers(self) -> int:
         kinds = self.config.get("layer_types")
         if isinstance(kinds, list):
             return sum(kind != "linear_attention" for kind in kinds)
-        return int(self.config["num_hidden_layers"])
+        return whole(self.config, "num_hidden_layers")
 
     @property
     def kv_elements(self) -> int:
         """Numbers of the KV cache a token: a key and a value, in each full-attention layer."""
-        return self.attention_layers * 2 * int(self.config["num_key_value_heads"]) * _head_width(self.config)
+        return self.attention_layers * 2 * whole(self.config, "num_key_value_heads") * _head_width(self.config)
 
     @property
     def attention_width(self) -> int:
         """Width of all query heads of a full-attention layer."""
-        return int(self.config["num_attention_heads"]) * _head_width(self.config)
+        return whole(self.config, "num_attention_heads") * _head_width(self.config)
 
     @property
     def linear_parameters(self) -> int:
@@ -92,9 +98,18 @@ class Drafter:
     own_head: bool
 
 
+def whole(config: Mapping[str, Any], name: str) -> int:
+    """A size in a configuration. Raises Lacking where it is missing or no whole number over 0."""
+    value = config.get(name)
+    if type(value) is not int or value < 1:
+        raise Lacking(why=f"`{name}` of a checkpoint's configuration is {value!r}, not a whole number over 0")
+    return value
+
+
 def _head_width(config: Mapping[str, Any]) -> int:
-    width = config.get("head_dim")
-    return int(width) if width else int(config["hidden_size"]) // int(config["num_attention_heads"])
+    if config.get("head_dim"):
+        return whole(config, "head_dim")
+    return whole(config, "hidden_size") // whole(config, "num_attention_heads")
 
 
 def count(tensors: Tensors) -> int:
@@ -229,15 +244,15 @@ def drafter(recipe: Json, facts: Mapping[str, ModelFacts], model: TextModel) -> 
     if section is None:
         return None
     shape, k = section["architecture"], recipe["serve"]["k"] or 1
-    vocabulary = int(model.config.get("vocab_size") or next(iter(model.embedding.values()))[1][0])
+    vocabulary = model.vocabulary
     window = section["swa"]["window"] if section["swa"] else None
     if shape["kind"] in ("ngram", "suffix"):
         return Drafter({}, 0, 0, None, 0, 0, False)
     if shape["kind"] == "mtp":
-        layers = int(model.config.get("mtp_num_hidden_layers") or 1)
+        layers = whole(model.config, "mtp_num_hidden_layers") if model.config.get("mtp_num_hidden_layers") else 1
         if not model.mtp:
             raise Lacking(why="the target's headers hold no MTP head")
-        values = layers * 2 * int(model.config["num_key_value_heads"]) * _head_width(model.config)
+        values = layers * 2 * whole(model.config, "num_key_value_heads") * _head_width(model.config)
         return Drafter(model.mtp, count(model.mtp), values, None, k, vocabulary, False)
     tensors, values, bits = _proposer(section, facts, model)
     head = tensors.get("lm_head.weight")
@@ -252,15 +267,12 @@ def _proposer(section: Json, facts: Mapping[str, ModelFacts], model: TextModel) 
     """(tensors before the recipe's PTQ, KV numbers a token, bits a code) of a drafter with weights of its own."""
     shape = section["architecture"]
     if section["checkpoint"] is None:
-        tensors = dflash_tensors(shape, int(model.config["hidden_size"]))
+        tensors = dflash_tensors(shape, whole(model.config, "hidden_size"))
         return tensors, shape["layers"] * 2 * shape["kv_heads"] * shape["head_dim"], 4
     if DRAFTER not in facts:
         raise Lacking([DRAFTER])
     config = facts[DRAFTER].text_config
-    try:
-        values = int(config["num_hidden_layers"]) * 2 * int(config["num_key_value_heads"]) * _head_width(config)
-    except KeyError as error:
-        raise Lacking(why=f"the drafter's configuration has no {error.args[0]}") from None
+    values = whole(config, "num_hidden_layers") * 2 * whole(config, "num_key_value_heads") * _head_width(config)
     return plain(facts[DRAFTER]), values, _bits(facts[DRAFTER].config or {})
 
 
@@ -278,7 +290,12 @@ def parameters(tensors: Tensors, bits: int = 4) -> int:
 
 def _bits(config: Mapping[str, Any]) -> int:
     """Bits a code, as a configuration's first group of weights or its `bits` says; 4 where it says nothing."""
-    section = config.get("quantization_config") or {}
-    groups = list((section.get("config_groups") or {}).values())
-    weights = groups[0].get("weights") or {} if groups else {}
-    return int(weights.get("num_bits") or section.get("bits") or 4)
+    section = _mapping(config.get("quantization_config"))
+    groups = list(_mapping(section.get("config_groups")).values())
+    weights = _mapping(_mapping(groups[0]).get("weights")) if groups else {}
+    bits = weights.get("num_bits") or section.get("bits") or 4
+    return bits if bits in (2, 3, 4, 8) else 4
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -158,6 +158,6 @@ def _operations(recipe: Json, facts: Mapping[str, ModelFacts], kind: str, name: 
     if entry is None or proposer is None:
         return None, TRAINING_EFFICIENCY
     slots = entry["anchors"] * recipe["drafter"]["architecture"]["draft_block_size"]
-    head = count(model.read_head) * proposer.head_rows / max(1, int(model.config.get("vocab_size") or 1))
+    head = count(model.read_head) * proposer.head_rows / model.vocabulary
     each = 2.0 * weights * entry["max_length"] + slots * (6.0 * proposer.parameters + 4.0 * head)
     return _times(conversations(recipe, entry), each), TRAINING_EFFICIENCY

@@ -70,6 +70,13 @@ _OWN = [
         "`{name}` is missing: whether answers cut by `max_tokens` stay changes the corpus",
         "add `truncated: keep` or `truncated: drop`",
     ),
+    _Own(
+        "DEP01",
+        "deploy.hardware",
+        "missing",
+        "`{name}` is missing, and the card is never guessed",
+        "add `hardware: a10g`, another row of the hardware table, or `cpu`",
+    ),
 ]
 
 
