@@ -21,13 +21,23 @@ PACKAGE = Path(__file__).resolve().parent.parent
 OUTSIDE = ("qdc", "core")
 
 
+def code_files(package: Path = PACKAGE) -> dict[str, dict[str, str]]:
+    """Kind -> file of this package -> SHA-256 of what it means; of data files, of their bytes."""
+    parsed: dict[Path, tuple[str, list[Path]]] = {}
+    return {name: _kind_files(kind, package, parsed) for name, kind in KINDS.items()}
+
+
+def code_digest(files: dict[str, str]) -> str:
+    """The digest of a kind's code, as keys have it."""
+    return canonical.digest(files)
+
+
 def code_digests(package: Path = PACKAGE) -> dict[str, str]:
     """Kind -> SHA-256 of the code that it runs."""
-    parsed: dict[Path, tuple[str, list[Path]]] = {}
-    return {name: _kind_digest(kind, package, parsed) for name, kind in KINDS.items()}
+    return {kind: code_digest(files) for kind, files in code_files(package).items()}
 
 
-def _kind_digest(kind: Kind, package: Path, parsed: dict[Path, tuple[str, list[Path]]]) -> str:
+def _kind_files(kind: Kind, package: Path, parsed: dict[Path, tuple[str, list[Path]]]) -> dict[str, str]:
     start = package / "stages" / f"{kind.module}.py"
     front, files = [start], {start}
     while front:
@@ -42,7 +52,7 @@ def _kind_digest(kind: Kind, package: Path, parsed: dict[Path, tuple[str, list[P
     for pattern in kind.data:
         for name, path in _data_files(pattern, package):
             content[name] = sha256_bytes(path.read_bytes())
-    return canonical.digest(content)
+    return content
 
 
 def _data_files(pattern: str, package: Path) -> list[tuple[str, Path]]:

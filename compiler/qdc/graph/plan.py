@@ -13,6 +13,8 @@ from typing import Any, Literal
 from qdc.graph.instances import LOCK, Instance
 
 Lookup = Callable[[str], "dict[str, Any] | None"]
+Files = Callable[[str], "dict[str, str] | None"]
+"""Digest of a kind's code -> its files and their digests, where that is remembered."""
 State = Literal["fresh", "stale", "waiting"]
 
 
@@ -46,18 +48,21 @@ class Plan:
         return [stage.instance.name for stage in self.stages if stage.state == state]
 
 
-def plan(instances: list[Instance], lookup: Lookup, latest: Lookup | None = None) -> Plan:
+def plan(instances: list[Instance], lookup: Lookup, latest: Lookup | None = None, files: Files | None = None) -> Plan:
     """Decide each instance (given in an order in which inputs come first).
 
-    `lookup(key)` gives the record under a key or None; `latest(name)` the last record of an instance, for reasons.
+    `lookup(key)` gives the record under a key or None; `latest(name)` the last record of an instance and
+    `files(digest)` what was in a kind's code, both for reasons alone.
     """
     done: dict[str, Stage] = {}
     for instance in instances:
-        done[instance.name] = _decide(instance, done, lookup, latest)
+        done[instance.name] = _decide(instance, done, lookup, latest, files)
     return Plan(tuple(done.values()))
 
 
-def _decide(instance: Instance, done: dict[str, Stage], lookup: Lookup, latest: Lookup | None) -> Stage:
+def _decide(
+    instance: Instance, done: dict[str, Stage], lookup: Lookup, latest: Lookup | None, files: Files | None
+) -> Stage:
     digests: dict[str, str] = {}
     waits = []
     for role, source in sorted(instance.inputs.items()):
@@ -76,10 +81,10 @@ def _decide(instance: Instance, done: dict[str, Stage], lookup: Lookup, latest: 
     if record is not None:
         return Stage(instance, "fresh", key, record["output"], digests)
     before = latest(instance.name) if latest else None
-    return Stage(instance, "stale", key, None, digests, tuple(explain(before, instance.components(digests))))
+    return Stage(instance, "stale", key, None, digests, tuple(explain(before, instance.components(digests), files)))
 
 
-def explain(before: dict[str, Any] | None, now: dict[str, Any]) -> list[dict[str, Any]]:
+def explain(before: dict[str, Any] | None, now: dict[str, Any], files: Files | None = None) -> list[dict[str, Any]]:
     """What differs between the last record's key components and the present ones, smallest parts first."""
     if before is None:
         return [{"kind": "new", "what": "never built in this store", "was": None, "now": None}]
@@ -90,12 +95,23 @@ def explain(before: dict[str, Any] | None, now: dict[str, Any]) -> list[dict[str
     for kind, name in (("inputs", "input"), ("packages", "package")):
         for path, old, new in differences(was[kind], now[kind]):
             reasons.append({"kind": name, "what": path, "was": old, "now": new})
-    for part in ("code", "determinism", "scheme"):
+    if was.get("code") != now["code"]:
+        reasons += _code_reasons(was.get("code"), now, files)
+    for part in ("determinism", "scheme"):
         if was.get(part) != now[part]:
             reasons.append({"kind": part, "what": now["stage"], "was": was.get(part), "now": now[part]})
     return reasons or [
         {"kind": "output", "what": "the output is missing or damaged", "was": before.get("output"), "now": None}
     ]
+
+
+def _code_reasons(was: str | None, now: dict[str, Any], files: Files | None) -> list[dict[str, Any]]:
+    """The files of a stage's code that changed, where both sides are remembered; else that it changed."""
+    old = files(was) if files and was else None
+    new = files(now["code"]) if files else None
+    if old is None or new is None:
+        return [{"kind": "code", "what": now["stage"], "was": was, "now": now["code"]}]
+    return [{"kind": "file", "what": path, "was": a, "now": b} for path, a, b in differences(old, new)]
 
 
 def differences(a: Any, b: Any, path: str = "") -> list[tuple[str, Any, Any]]:

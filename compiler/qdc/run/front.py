@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import sha256_file, write_atomic
 from qdc.graph.instances import Instance
 from qdc.graph.plan import Stage
+from qdc.run.code import digests
 from qdc.run.settings import training_bytes
 from qdc.store.store import Store
 from qdc.store.trees import Tree
@@ -105,7 +105,7 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
     }
     serve_lock = lock_text("serve")
     facts = {
-        "code": _code_digests(store, code),
+        "code": digests(store, code),
         "versions": versions(lock_text("train")),
         "chat_template": loaded.chat_template,
         "serve_lock": serve_lock,
@@ -148,21 +148,6 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         value["unlocked"],
         value["locked"],
     )
-
-
-def _code_digests(store: Store, code: str) -> dict[str, str]:
-    """Digests of the stages' code, which take a quarter of a second to make, remembered for this very package."""
-    memo, python = store.root / "memo" / "code.json", sys.version
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        value = json.loads(memo.read_bytes())
-        if (value["code"], value["python"]) == (code, python):
-            return dict(value["digests"])
-    from qdc.graph.code import code_digests
-
-    made = code_digests()
-    with contextlib.suppress(OSError):
-        write_atomic(memo, canonical.dumps({"code": code, "python": python, "digests": made}))
-    return made
 
 
 def _described(place: str, tree: Tree) -> str:
