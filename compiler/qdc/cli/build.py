@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from qdc.cli.common import answer, note, open_store, parser
 from qdc.cli.progress import listener
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.run.build import Build, Ran, artifact_json, save_build
-from qdc.run.front import front, require_bytes, require_lock
-from qdc.run.records import build_document, measurements
+from qdc.run.front import Front, front, require_bytes, require_lock
+from qdc.run.records import build_document, last_recipe, measurements
 from qdc.store.store import Store
 
 
@@ -39,9 +40,13 @@ def main(arguments: list[str]) -> int:
         if read.locked:
             require_bytes(read, given.recipe, store, build.plan().stages)
         stages = build.run(only)
+    except BaseException as error:
+        _log(store, given.recipe, read, build, started, None, error)
+        raise
     finally:
         shown.close()
     if only is not None:
+        _log(store, given.recipe, read, build, started, None)
         return _partial_answer(given.json, stages)
     output = next(stage.output for stage in stages if stage.name == "image")
     facts = artifact_json(store, output, "image.json")
@@ -50,6 +55,7 @@ def main(arguments: list[str]) -> int:
     previous = _same_build(store, given.recipe, read.recipe, image, stages)
     if previous is None:
         id = save_build(store, build_document(store, read, given.recipe, stages, image, started))
+        _log(store, given.recipe, read, build, started, id)
     else:
         id = previous
     if given.json:
@@ -63,6 +69,28 @@ def main(arguments: list[str]) -> int:
     else:
         _print(id, stages, image, rows, tests, time.time() - started)
     return 0
+
+
+def _log(
+    store: Store,
+    recipe: Path,
+    read: Front,
+    build: Build,
+    started: float,
+    id: str | None,
+    error: BaseException | None = None,
+) -> None:
+    """Keep what was decided; a log that cannot be written is no reason to fail."""
+    if build.decisions is None or not build.decisions.acted:
+        return
+    from qdc.run.edits import edits
+    from qdc.run.log import write_log
+
+    result = "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    outcome = {"result": result, "build": id, "error": str(error)[:500] if result == "failed" else None}
+    changed = edits(last_recipe(store, recipe, id), read.recipe, read.origins)
+    with contextlib.suppress(OSError, QdcError):
+        write_log(store, started, str(recipe.resolve()), read.recipe["name"], changed, build.decisions, outcome)
 
 
 def _unsupported(missing: list[tuple[str, str]]) -> QdcError:

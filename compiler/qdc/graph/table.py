@@ -14,7 +14,8 @@ Determinism = Literal["exact", "seeded", "sampled", "imported"]
 @dataclass(frozen=True)
 class Kind:
     """`packages`: locked packages whose versions matter to the output. `data`: files beside the code that matter
-    (globs below the package). `lane`: "compute" stages run a few at a time, "io" stages beside them."""
+    (globs below the package). `lane`: "compute" stages run a few at a time, "io" stages beside them. `makes`: files
+    and folders that every output has."""
 
     module: str
     environment: Literal["train", "core"]
@@ -22,6 +23,7 @@ class Kind:
     packages: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     lane: Literal["compute", "io"] = "compute"
+    makes: tuple[str, ...] = ()
 
 
 _TEXT = ("tokenizers", "jinja2")
@@ -29,21 +31,48 @@ _MODEL = ("torch", "tokenizers", "safetensors", "jinja2")
 _PACK = ("torch", "safetensors")
 
 KINDS: dict[str, Kind] = {
-    "prompts": Kind("prompts", "train", "exact"),
-    "base": Kind("base", "train", "seeded", _MODEL),
-    "corpus": Kind("corpus", "train", "seeded", _MODEL),
-    "pack": Kind("pack", "train", "exact", _TEXT),
-    "quantize": Kind("quantize", "train", "seeded", _MODEL),
-    "distill": Kind("distill", "train", "seeded", _MODEL),
-    "select": Kind("select", "train", "seeded", _MODEL),
-    "pack-target": Kind("pack_target", "train", "seeded", _PACK),
-    "draft-train": Kind("draft_train", "train", "seeded", _MODEL),
-    "calibrate": Kind("calibrate", "train", "exact", _TEXT),
-    "draft-quantize": Kind("draft_quantize", "train", "seeded", _PACK),
-    "evaluate-target": Kind("evaluate_target", "train", "seeded", _MODEL),
-    "evaluate-drafter": Kind("evaluate_drafter", "train", "seeded", _MODEL),
-    "layer": Kind("layer", "core", "exact", lane="io"),
-    "base-image": Kind("base_image", "core", "sampled", lane="io"),
-    "runtime": Kind("runtime", "core", "exact", lane="io"),
-    "image": Kind("image", "core", "exact", data=("serving/**/*", "@templates/Dockerfile.j2"), lane="io"),
+    "prompts": Kind("prompts", "train", "exact", makes=("prompts.jsonl", "summary.json")),
+    "base": Kind(
+        "base",
+        "train",
+        "seeded",
+        _MODEL,
+        makes=(
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+        ),
+    ),
+    "corpus": Kind("corpus", "train", "seeded", _MODEL, makes=("conversations.jsonl", "summary.json")),
+    "pack": Kind("pack", "train", "exact", _TEXT, makes=("train.safetensors", "heldout.safetensors", "pack.json")),
+    "quantize": Kind("quantize", "train", "seeded", _MODEL, makes=("grid.safetensors", "grid.json")),
+    "distill": Kind("distill", "train", "seeded", _MODEL, makes=("checkpoints", "training.json")),
+    "select": Kind("select", "train", "seeded", _MODEL, makes=("selected.safetensors", "selection.json")),
+    "pack-target": Kind("pack_target", "train", "seeded", _PACK, makes=("ct", "dense", "proof.json")),
+    "draft-train": Kind(
+        "draft_train", "train", "seeded", _MODEL, makes=("config.json", "model.safetensors", "training.json")
+    ),
+    "calibrate": Kind("calibrate", "train", "exact", _TEXT, makes=("calibration.jsonl", "summary.json")),
+    "draft-quantize": Kind(
+        "draft_quantize",
+        "train",
+        "seeded",
+        _PACK,
+        makes=("config.json", "model.safetensors", "dense.safetensors", "ptq.json"),
+    ),
+    "evaluate-target": Kind("evaluate_target", "train", "seeded", _MODEL, makes=("evaluation.json",)),
+    "evaluate-drafter": Kind("evaluate_drafter", "train", "seeded", _MODEL, makes=("evaluation.json", "prompts.jsonl")),
+    "layer": Kind("layer", "core", "exact", lane="io", makes=("layer.json",)),
+    "base-image": Kind("base_image", "core", "sampled", lane="io", makes=("packages.json", "layer.json")),
+    "runtime": Kind("runtime", "core", "exact", lane="io", makes=("packages.json", "layer.json")),
+    "image": Kind(
+        "image",
+        "core",
+        "exact",
+        data=("serving/**/*", "@templates/Dockerfile.j2"),
+        lane="io",
+        makes=("image.json", "manifest.json", "serve.json"),
+    ),
 }

@@ -23,6 +23,8 @@ from qdc.graph.instances import Instance
 from qdc.graph.plan import Plan, Stage, plan
 from qdc.graph.table import KINDS
 from qdc.run import process
+from qdc.run.code import files
+from qdc.run.log import Decisions
 from qdc.run.settings import Settings
 from qdc.store.store import Store
 
@@ -69,13 +71,15 @@ class Build:
         self.seconds: dict[str, float] = {}
         self.running: dict[str, _Running] = {}
         self.elsewhere: set[str] = set()
+        self.decisions: Decisions | None = None
 
     def plan(self) -> Plan:
-        return plan(self.instances, self.store.record, self.store.latest)
+        return plan(self.instances, self.store.record, self.store.latest, files(self.store))
 
     def run(self, only: set[str] | None = None) -> list[Ran]:
         """Run until all (or all that `only` names) is fresh. Raises QdcError of the first stage that fails."""
         current = self.plan()
+        self.decisions = Decisions(current)
         self.listener.planned(current)
         try:
             while True:
@@ -89,6 +93,7 @@ class Build:
                 if ended is not None:
                     self._finish(ended)
                 current = self.plan()
+                self.decisions.plan(current)
         finally:
             process.stop([item.worker for item in self.running.values()])
             for item in self.running.values():
@@ -160,6 +165,10 @@ class Build:
             raise
         self.running[instance.name] = _Running(stage, worker, output, resources)
 
+    def _became(self, name: str, state: str, output: str | None = None) -> None:
+        if self.decisions is not None:
+            self.decisions.became(name, state, output)
+
     def _report(self, instance: Instance) -> Callable[[int, int, str], None]:
         return lambda done, total, note: self.listener.progress(instance.name, done, total, note)
 
@@ -167,6 +176,7 @@ class Build:
         """Publish what an ended worker made, or raise its failure; its lock and staging folder go either way."""
         item = self.running.pop(worker.name)
         with item.resources:
+            self._became(worker.name, "failed")
             if worker.process.returncode != 0:
                 raise worker.failure(worker.process.returncode)
             if not any(path.is_file() for path in item.output.rglob("*")):
@@ -184,6 +194,7 @@ class Build:
                     hint="something else writes to the store, or its disk fails; `qdc store verify` reads all of it",
                 )
             self.store.forget_partial(str(item.stage.key))
+        self._became(worker.name, "ran", tree.digest)
         self.seconds[worker.name] = worker.seconds
         self.listener.finished(worker.name, worker.seconds, tree.digest)
 

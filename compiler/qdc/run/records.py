@@ -50,7 +50,9 @@ def build_document(
                 "inputs": inputs,
                 "code": instance.code,
                 "packages": instance.packages,
-                "determinism": instance.determinism,
+                "determinism": record.get("determinism", instance.determinism),
+                "kept": record.get("kept"),
+                "imported": record.get("imported"),
                 "seed": _seed(instance.params),
                 "built": record.get("finished"),
                 "built_seconds": record.get("seconds"),
@@ -75,6 +77,16 @@ def build_document(
         hardware=hardware(),
         python=sys.version.split()[0],
     )
+
+
+def last_recipe(store: Store, recipe: Path, but: str | None = None) -> dict[str, Any] | None:
+    """The resolved recipe of the last build of this recipe file, `but` the build with this id."""
+    wanted = str(recipe.resolve())
+    for id in reversed(store.builds()):
+        build = store.build(id) if id != but else None
+        if build is not None and build.get("recipe_file") == wanted:
+            return dict(build["recipe"])
+    return None
 
 
 def _rows(store: Store, kind: str, output: str) -> Any:

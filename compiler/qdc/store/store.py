@@ -202,18 +202,35 @@ class Store:
     # Records
 
     def record(self, key: str) -> dict[str, Any] | None:
-        """The selected (first) record under `key`, or None: unreadable ones and those without output do not count."""
+        """The selected record under `key` (the first, unless `select` named one), or None.
+
+        Unreadable ones and those without output do not count.
+        """
         folder = self.root / "records" / key
-        try:
-            names = sorted(os.listdir(folder), key=lambda name: (len(name), name))
-        except OSError:
-            return None
-        for name in names:
-            if name.endswith(".json") and not name.startswith("."):
-                value = _read_json(folder / name)
-                if value is not None and value.get("key") == key and self.has_tree(value.get("output", "")):
-                    return value
+        for number in self._numbers(folder):
+            value = _read_json(folder / f"{number}.json")
+            if value is not None and value.get("key") == key and self.has_tree(value.get("output", "")):
+                return value
         return None
+
+    def _numbers(self, folder: Path) -> list[int]:
+        """Numbers of the records in a folder, the selected one first."""
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            return []
+        numbers = sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal())
+        chosen = (_read_json(folder / "selected.json") or {}).get("n") if "selected.json" in names else None
+        return sorted(numbers, key=lambda number: (number != chosen, number))
+
+    def record_numbers(self, key: str) -> list[int]:
+        """Numbers of the records under `key`; more than one where reruns differed."""
+        return sorted(self._numbers(self.root / "records" / key))
+
+    @_disk_errors()
+    def select(self, key: str, number: int, because: str) -> None:
+        """Let record `number` under `key` be the one that counts."""
+        write_atomic(self.root / "records" / key / "selected.json", canonical.pretty({"n": number, "because": because}))
 
     @_disk_errors()
     def add_record(self, key: str, value: dict[str, Any]) -> dict[str, Any]:
@@ -221,11 +238,11 @@ class Store:
         folder = self.root / "records" / key
         folder.mkdir(parents=True, exist_ok=True)
         numbers = []
-        for path in folder.glob("*.json"):
-            old = _read_json(path)
+        for number in self._numbers(folder):
+            old = _read_json(folder / f"{number}.json")
             if old is not None and old.get("key") == key and old.get("output") == value["output"]:
                 return old
-            numbers.append(int(path.stem) if path.stem.isdecimal() else 0)
+            numbers.append(number)
         number = max(numbers, default=0) + 1
         value = {**value, "key": key, "n": number}
         write_atomic(folder / f"{number}.json", canonical.pretty(value))
