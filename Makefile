@@ -9,7 +9,7 @@ DEBIAN := mmdebstrap docker.io iptables curl ca-certificates
 DEBIAN_TEST := skopeo podman runc busybox-static
 DEMO := demo
 
-.PHONY: demo setup system test test-slow check schema results clean-demo
+.PHONY: demo setup system test test-slow check schema results bench clean-demo
 
 demo: setup system
 	bash scripts/demo $(DEMO)
@@ -48,6 +48,9 @@ schema: setup
 
 results: setup
 	$(BIN)/python scripts/results
+
+bench: setup
+	$(BIN)/python benchmarks/frontend.py
 
 clean-demo:
 	rm -rf $(DEMO)

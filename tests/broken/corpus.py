@@ -16,6 +16,7 @@ One YAML file a topic beside this module. A case:
     at:      the line's text with the token between « and »; `start` is the first column of the first line; without
              it no place in a file is expected. `nth`: which of several such lines; `in`: the file where that is not
              the one checked
+    cause:   patterns of which a message that names the cause has one; without it, the token or its key
     report:  the public report of somebody who met it; `pitfall`: what it is, where no report is public
     misses:  why the product does not say it yet
 
@@ -54,6 +55,7 @@ class Case:
     at: str | None = None
     nth: int | None = None
     file: str | None = None
+    cause: tuple[str, ...] = ()
     report: str | None = None
     misses: str | None = None
 
@@ -84,7 +86,8 @@ def cases() -> list[Case]:
             given.pop("pitfall", None)
             names = ("id", "rule", "recipe", "severity", "at", "nth", "report", "misses")
             own = {name: given.pop(name) for name in names if name in given}
-            found.append(Case(path.stem, file=given.pop("in", None), edit=given, **own))
+            cause = tuple(given.pop("cause", ()))
+            found.append(Case(path.stem, file=given.pop("in", None), edit=given, cause=cause, **own))
     assert len({case.id for case in found}) == len(found), "two cases have one id"
     return found
 
