@@ -21,6 +21,7 @@ from qdc.recipe.extends import read_extended
 from qdc.recipe.fields import HubSource, PathSource, UrlSource, WheelSource
 from qdc.recipe.model import Recipe
 from qdc.recipe.reading import Document, Path_, parse_document
+from qdc.recipe.snippet import Mark
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,17 @@ class _Named:
         return f"did you mean `{near}`?" if near else None
 
 
+_AS_IT_STANDS = "name a field as it stands in the recipe, e.g. serve.k"
+
+
+def _unset(assignment: str, parts: list[str | int], part: str | int, message: str, hint: str) -> RecipeInvalid:
+    """A `--set` whose path names nothing, shown at the part of it that does."""
+    name = assignment.partition("=")[0]
+    column = 1 + sum(len(str(before)) + 1 for before in parts[: parts.index(part)])
+    mark = Mark(1, column, column + len(str(part)), assignment)
+    return RecipeInvalid([Diagnostic("YML03", "error", message, f"--set {name}", 1, column, hint, mark)])
+
+
 def _assign(document: Document, assignment: str) -> Path_:
     """Apply one `--set a.b.c=value` and return its path; the value is read as YAML.
 
@@ -188,16 +200,11 @@ def _assign(document: Document, assignment: str) -> Path_:
             node = node[part]
         except (KeyError, IndexError, TypeError):
             known = [key for key in node if isinstance(key, str)] if isinstance(node, dict) else []
-            raise QdcError(
-                "set.path",
-                f"`--set {name}`: the recipe has no `{part}` there",
-                hint=suggestion(str(part), known, "fields there")
-                if known
-                else "name a field as it stands in the recipe, e.g. serve.k",
-            ) from None
+            hint = suggestion(str(part), known, "fields there") if known else _AS_IT_STANDS
+            raise _unset(assignment, parts, part, f"the recipe has no `{part}` there", hint) from None
     try:
         node[parts[-1]] = given.data["value"]
     except (TypeError, IndexError):
-        raise QdcError("set.path", f"`--set {name}`: `{parts[-1]}` cannot be set there") from None
+        raise _unset(assignment, parts, parts[-1], f"`{parts[-1]}` cannot be set there", _AS_IT_STANDS) from None
     document.graft(tuple(parts), given)
     return tuple(parts)

@@ -111,16 +111,17 @@ class Text:
 
     def _conflicts(self) -> None:
         """Report conflict markers, and read on with the first side of each."""
-        theirs = False
+        ours = theirs = False
         for index, line in enumerate(self.given):
             mark = line.startswith(("<<<<<<< ", ">>>>>>> ", "||||||| ")) or line == "======="
             if line.startswith("<<<<<<< "):
                 hint = "keep one side, and delete the lines with <<<<<<<, ======= and >>>>>>>"
                 self.fault("YML13", index + 1, 1, len(line) + 1, "a merge conflict marker", hint)
-            elif mark and not theirs and line.startswith(">>>>>>> "):
+                ours = True
+            elif mark and not ours and not theirs:
                 self.fault("YML13", index + 1, 1, len(line) + 1, "a merge conflict marker", "delete the line")
-            if line == "=======" or line.startswith("||||||| "):
-                theirs = True
+            elif line == "=======" or line.startswith("||||||| "):
+                ours, theirs = False, True
             if mark or theirs:
                 self.lines[index] = ""
             if line.startswith(">>>>>>> "):
@@ -165,6 +166,8 @@ class Text:
         opened = context if context and re.search("flow|quoted|block scalar", error.context or "") else None
         if context and ("simple key" in (error.context or "") or "end of stream" in (error.problem or "")):
             problem = context
+        if opened is not None and _ended(error):
+            problem = opened
         line = problem.line + 1 if problem else 1
         first = opened.line + 1 if opened else line
         start = first
@@ -179,8 +182,8 @@ class Text:
         if not follows and not any(start <= tab <= end for tab in self.tabs):
             column = problem.column + 1 if problem else 1
             word = re.match(r"[^\s]*", self.lines[line - 1][column - 1 :]) if problem is context else None
-            hint, also = _syntax_help(error, opened, self.lines)
-            last = column + len(word.group() if word and not opened else "")
+            hint, also = _syntax_help(error, opened, self.lines, self.shift)
+            last = column + len(word.group() if word and not opened else "") + (problem is opened is not None)
             self.fault("YML10", line, column, last, f"not YAML: {what}", hint, also)
         blank = range(start - 1, min(end, len(self.lines)))
         progress = any(self.lines[index] for index in blank)
@@ -215,16 +218,22 @@ def _unprintable(text: str) -> list[re.Match[str]]:
     return found
 
 
+def _ended(error: yaml.MarkedYAMLError) -> bool:
+    """Whether the text ended where something was still open."""
+    return any(words in (error.problem or "") for words in ("end of stream", "stream end"))
+
+
 def _syntax_help(
-    error: yaml.MarkedYAMLError, opened: Any, lines: list[str]
+    error: yaml.MarkedYAMLError, opened: Any, lines: list[str], shift: int
 ) -> tuple[str | None, tuple[Span, str] | None]:
     """What to type where PyYAML's words do not say it, and where the open bracket or quote is."""
     problem = error.problem or ""
     if opened is not None and opened.line < len(lines):
-        own = "end of stream" in problem
+        own = _ended(error)
         letter = lines[opened.line][opened.column : opened.column + 1]
         closing = {"[": "]", "{": "}"}.get(letter, letter)
-        place = Span(opened.line + 1, opened.column + 1, opened.line + 1, opened.column + 2)
+        column = opened.column + 1 + (shift if opened.line == 0 else 0)
+        place = Span(opened.line + 1, column, opened.line + 1, column + 1)
         if letter in "[{'\"" and letter:
             return (
                 f"close the `{letter}` of line {place.line}, column {place.column}, with `{closing}`",
