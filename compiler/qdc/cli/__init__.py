@@ -18,6 +18,8 @@ VERBS = {
     "build": "run what is stale and name the image",
     "why": "say why a stage is fresh, stale or waiting",
     "show": "print a recipe, manifest, build record or the list of builds",
+    "keep": "let an earlier output stand after a refactoring, with a reason",
+    "import": "take a folder made elsewhere as a stage's output, with a reason",
     "diff": "compare two recipes, builds or images in domain words",
     "audit": "prove or refute from its bytes what an image claims",
     "gate": "start an image and check that it answers, is lossless and fits",
@@ -82,7 +84,8 @@ def _run(given: list[str]) -> int:
         from qdc.core.spelling import suggestion
 
         raise QdcError("cli.verb", f"there is no verb `{given[0]}`", hint=suggestion(given[0], VERBS, "verbs"))
-    return int(importlib.import_module(f"qdc.cli.{given[0]}").main(given[1:]))
+    module = {"import": "import_"}.get(given[0], given[0])
+    return int(importlib.import_module(f"qdc.cli.{module}").main(given[1:]))
 
 
 def _give_up_unwritten() -> None:

@@ -152,6 +152,16 @@ class Export(Answer):
     destination: str
 
 
+class Keep(Answer):
+    kept: list[str] = Field(description="stages whose earlier output stands under the present key, in order")
+
+
+class Import(Answer):
+    stage: str
+    key: Hex
+    output: Hex
+
+
 class StoreVerify(Answer):
     damaged: list[Hex]
 
@@ -223,6 +233,8 @@ ANSWERS: dict[str, type[Answer]] = {
     "export": Export,
     "gate": Gate,
     "lock": Lock,
+    "import": Import,
+    "keep": Keep,
     "plan": Plan,
     "show": Show,
     "store": StoreVerify,

@@ -22,39 +22,45 @@ REFACTORED = ("code", "file", "package", "determinism", "scheme")
 MIN_REASON = 8
 
 
-def keep(store: Store, plan: Callable[[], Plan], names: list[str], because: str) -> list[str]:
+def keep(store: Store, plan: Callable[[], Plan], names: list[str], because: str, *, all_: bool = False) -> list[str]:
     """Let each stage's last output stand under its present key; returns the names kept, in order.
 
     `plan()` decides anew, because a kept stage makes the keys of those behind it known. A stage that is fresh already
-    is left alone. Raises QdcError for a stage whose values or inputs changed, or that has no earlier output here.
+    is left alone. Raises QdcError for a stage whose values or inputs changed, or that has no earlier output here;
+    with `all_` such a stage is passed over.
     """
     _reason(because)
     kept = []
     for name in names:
-        stage = _stage(plan(), name)
-        if stage.state == "fresh":
-            continue
-        if stage.key is None:
-            waits = ", ".join(str(reason["what"]) for reason in stage.reasons)
-            raise _refused(
-                "waits", f"the key of `{name}` is not known yet: it waits for {waits}", f"keep {waits} first"
-            )
-        changed = [reason for reason in stage.reasons if reason["kind"] not in REFACTORED]
-        if changed:
-            what = ", ".join(str(reason["what"]) for reason in changed[:3])
-            raise _refused(
-                "changed",
-                f"`{name}` would get other values or inputs than its last output was made from: {what}",
-                "`keep` is for code that changed without changing what it makes; `qdc build` runs the stage",
-            )
-        old = store.latest(name)
-        if old is None or not store.has_tree(old["output"]):
-            raise _refused(
-                "nothing", f"there is no whole earlier output of `{name}` in this store", "`qdc build` runs it"
-            )
-        _add(store, stage, old["output"], old["determinism"], {"kept": {"from": old["key"], "because": because}}, old)
-        kept.append(name)
+        try:
+            if _keep(store, _stage(plan(), name), because):
+                kept.append(name)
+        except QdcError:
+            if not all_:
+                raise
     return kept
+
+
+def _keep(store: Store, stage: Stage, because: str) -> bool:
+    name = stage.instance.name
+    if stage.state == "fresh":
+        return False
+    if stage.key is None:
+        waits = ", ".join(str(reason["what"]) for reason in stage.reasons)
+        raise _refused("waits", f"the key of `{name}` is not known yet: it waits for {waits}", f"keep {waits} first")
+    changed = [reason for reason in stage.reasons if reason["kind"] not in REFACTORED]
+    if changed:
+        what = ", ".join(str(reason["what"]) for reason in changed[:3])
+        raise _refused(
+            "changed",
+            f"`{name}` would get other values or inputs than its last output was made from: {what}",
+            "`keep` is for code that changed without changing what it makes; `qdc build` runs the stage",
+        )
+    old = store.latest(name)
+    if old is None or not store.has_tree(old["output"]):
+        raise _refused("nothing", f"there is no whole earlier output of `{name}` in this store", "`qdc build` runs it")
+    _add(store, stage, old["output"], old["determinism"], {"kept": {"from": old["key"], "because": because}}, old)
+    return True
 
 
 def choose(store: Store, plan: Plan, name: str, number: int, because: str) -> None:
