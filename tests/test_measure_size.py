@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import hub_facts
@@ -13,16 +12,14 @@ from small_model import ARCHITECTURE
 
 from qdc.formats.qwen35 import scratch_facts
 from qdc.image.layers import digested
-from qdc.measure.past import Past, past
-from qdc.measure.predict import predict
+from qdc.measure.past import Past
 from qdc.measure.size import CODE, DEBIAN, PACKAGES, file_size, image_size, layer_size
-from qdc.measure.sizes import base_model, dflash_tensors, drafter, packed, served_target
+from qdc.measure.sizes import base_model, dflash_tensors, packed
 from qdc.methods import draft_files, grid, packing, qwen
 from qdc.methods.census import census
 from qdc.methods.dflash import Drafter, DrafterShape
 from qdc.recipe.load import load
 from qdc.sources.facts import attach
-from qdc.store.store import Store
 
 SCRATCH = {"architecture": ARCHITECTURE, "tokenizer": {"vocab_size": 480}}
 SHAPE = {"layers": 2, "hidden_size": 64, "intermediate_size": 192, "heads": 4, "kv_heads": 2, "head_dim": 16}
@@ -88,23 +85,3 @@ def test_a_base_of_unknown_size_is_said_so_and_decides_nothing(root: Path) -> No
     loaded = load(root / "recipes" / "qwen35-4b-nota.yaml", [text])
     made = image_size(loaded.data, hub_facts.facts_for(loaded), Past(), set())
     assert (made.unknown, made.fits) == (("base",), None)
-
-
-def test_the_image_in_this_store_has_the_predicted_size(root: Path) -> None:
-    """Of an image that `make demo` or a user built here."""
-    store = Store(root / "artifacts")
-    built = [build for id in store.builds() if (build := store.build(id)) and build["recipe_name"] == "tiny"]
-    if not built:
-        pytest.skip("tiny was not built in this checkout")
-    layers = json.loads(store.read(built[-1]["image"]["artifact"], "image.json"))["layers"]
-    sizes = {layer["role"]: layer["size"] for layer in layers}
-    group = built[-1]["recipe"]["target"]["quantization"]["scheme"]["group_size"]
-    loaded = attach(load(root / "recipes" / "tiny.yaml", [f"target.quantization.scheme.group_size={group}"]))
-    proposer = drafter(loaded.data, loaded.facts, base_model(loaded.facts))
-    assert proposer is not None
-    assert layer_size("opt/models/target", served_target(loaded.data, loaded.facts).text) == sizes["target weights"]
-    assert layer_size("opt/models/drafter", proposer.tensors) == sizes["drafter weights"]
-    for known in (Past(), past(store, loaded.data, {})):
-        made = predict(loaded.data, loaded.facts, known, fresh=set(), stale=[]).image
-        assert made is not None
-        assert made.total.value == pytest.approx(sum(sizes.values()), rel=0.01)

@@ -70,6 +70,12 @@ def engine() -> Iterator[str]:
         shutil.rmtree(folder)
 
 
+def test_the_plan_predicts_the_archives_size(store: Path, archive: Path, tmp_path: Path) -> None:
+    for place in (tmp_path / "empty", store):
+        planned = json.loads(qdc("plan", TINY, "--json", "--store", place, ok=(0, 1)))["predictions"]["image"]
+        assert planned["total"]["value"] == pytest.approx(archive.stat().st_size, rel=0.01)
+
+
 def rows(record: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["subject"], row["metric"]): row for row in record["measurements"]}
 
