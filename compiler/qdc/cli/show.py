@@ -14,6 +14,7 @@ from typing import Any
 from qdc.cli.common import answer, open_store, parser
 from qdc.report.text import measurement_table, table
 from qdc.run.build import artifact_json
+from qdc.run.log import logs, read_log
 from qdc.run.references import refer
 from qdc.store.store import Store
 
@@ -26,9 +27,12 @@ def main(arguments: list[str]) -> int:
     document.add_argument("--record", action="store_true", help="the build record")
     document.add_argument("--recipe", action="store_true", help="the resolved recipe")
     document.add_argument("--origins", action="store_true", help="each value of a recipe, and where it is written")
+    document.add_argument("--logs", action="store_true", help="the log of every build, also of those that failed")
     given = options.parse_args(arguments)
     near = Path(given.what) if given.what and given.what.endswith((".yaml", ".yml")) else None
     store = open_store(given.store, near)
+    if given.logs:
+        return _logs(store, given.json)
     if given.what is None:
         return _list(store, given.json)
     if near is not None and not (given.manifest or given.record):
@@ -85,6 +89,30 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
+def _logs(store: Store, as_json: bool) -> int:
+    found = [log for id in reversed(logs(store)) if (log := read_log(store, id)) is not None]
+    rows = [
+        {
+            "log": log["log"],
+            "recipe": log["recipe_name"],
+            "result": log["result"],
+            "build": log["build"],
+            "ran": [name for name, stage in log["stages"].items() if stage["state"] == "ran"],
+        }
+        for log in found
+    ]
+    if as_json:
+        answer({"logs": rows})
+    elif not rows:
+        print(f"no builds are in the log of {store.root}")
+    else:
+        cells = [
+            [row["log"], row["recipe"], row["result"], row["build"] or "-", f"{len(row['ran'])} ran"] for row in rows
+        ]
+        print(table(["log", "recipe", "result", "build", "stages"], cells))
+    return 0
+
+
 def _list(store: Store, as_json: bool) -> int:
     builds = [build for id in reversed(store.builds()) if (build := store.build(id)) is not None]
     if as_json:
@@ -121,13 +149,17 @@ def _summary(build: dict[str, Any]) -> int:
             stage["name"],
             "ran" if stage["ran"] else "fresh",
             f"{stage['built_seconds'] or 0:.1f}",
-            stage["determinism"],
+            stage["determinism"] + (" (kept)" if stage.get("kept") else ""),
             stage["key"][:12],
             stage["output"][:12],
         ]
         for stage in build["stages"]
     ]
     print(table(["stage", "state", "seconds", "class", "key", "output"], rows))
+    for stage in build["stages"]:
+        answered = stage.get("kept") or stage.get("imported")
+        if answered:
+            print(f"  {stage['name']}: {'kept' if stage.get('kept') else 'imported'}: {answered['because']}")
     if build["measurements"]:
         print()
         print(measurement_table(build["measurements"]))

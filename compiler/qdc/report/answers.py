@@ -52,6 +52,8 @@ class Reason(Closed):
     what: str
     was: Any
     now: Any
+    path: str | None = Field(default=None, description="the recipe's value that a parameter comes from")
+    where: str | None = Field(default=None, description="file and line that gave it")
 
 
 class PlannedStage(Closed):
@@ -92,9 +94,11 @@ class Build(Answer):
 
 
 class Why(Answer):
-    stage: PlannedStage
+    stage: PlannedStage | None = Field(description="null for a past build: see `log`")
     inputs: dict[str, str]
     record: dict[str, Any] | None
+    log: dict[str, Any] | None = Field(description="the stage in the log of a past build")
+    lines: list[str] = Field(description="the answer in words, fewer than twelve lines")
 
 
 class Change(Closed):
@@ -179,6 +183,14 @@ class ListedBuild(Closed):
     started: str
 
 
+class ListedLog(Closed):
+    log: str
+    recipe: str
+    result: Literal["done", "failed", "interrupted"]
+    build: str | None = Field(description="the build that it made")
+    ran: list[str]
+
+
 class Origin(Closed):
     path: str
     value: Any
@@ -191,6 +203,7 @@ class Show(Answer):
     manifest: dict[str, Any] | None = None
     record: dict[str, Any] | None = None
     origins: list[Origin] | None = None
+    logs: list[ListedLog] | None = None
 
 
 class LockedSource(Closed):

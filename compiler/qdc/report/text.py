@@ -69,7 +69,8 @@ def reason_text(reason: dict[str, Any]) -> str:
     """One reason of a plan in words."""
     kind, what, was, now = reason["kind"], reason["what"], reason["was"], reason["now"]
     if kind == "parameter":
-        return f"{what}: {short(was)} -> {short(now)}"
+        where = f" ({reason['where']})" if reason.get("where") else ""
+        return f"{reason.get('path', what)}: {short(was)} -> {short(now)}{where}"
     if kind == "input":
         return f"input {what} changed: {short(was)} -> {short(now)}"
     if kind == "package":
@@ -78,6 +79,8 @@ def reason_text(reason: dict[str, Any]) -> str:
         return f"waits for {what}, which is {now}"
     if kind == "lock":
         return f"waits for the lock of {what}: `qdc lock`"
+    if kind == "file":
+        return f"the code changed: {what}"
     if kind == "code":
         return "the stage's code changed"
     return str(what)
