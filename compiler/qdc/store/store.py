@@ -27,13 +27,14 @@ from typing import Any
 
 from qdc.core import canonical
 from qdc.core.errors import COULD_NOT, QdcError
-from qdc.core.files import fsync_folder, sha256_bytes, sha256_file, write_atomic
+from qdc.core.files import fsync_folder, sha256_bytes, write_atomic
 from qdc.store.memo import StatMemo
-from qdc.store.trees import Entry, Tree, list_files
+from qdc.store.trees import Tree
 
 
 @contextlib.contextmanager
-def _disk_errors() -> Iterator[None]:
+def disk_errors() -> Iterator[None]:
+    """Turn an OSError into a QdcError that says that the store cannot be written."""
     try:
         yield
     except OSError as error:
@@ -52,7 +53,7 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.memo = StatMemo(root / "memo" / "stat.json")
+        self.memo = StatMemo(root / "memo" / "stat")
 
     # Files and trees
 
@@ -85,64 +86,46 @@ class Store:
     def has_tree(self, digest: str) -> bool:
         """Whether the tree and each of its files are here with their sizes (contents: see `verify`)."""
         tree = self.tree(digest)
-        return tree is not None and all(self._same_size(entry) for entry in tree.entries)
+        return tree is not None and all(self.has(entry.sha256, entry.size) for entry in tree.entries)
 
-    def _same_size(self, entry: Entry) -> bool:
+    def has(self, sha256: str, size: int) -> bool:
+        """Whether the object is here with that size."""
         try:
-            return os.stat(self.object_path(entry.sha256)).st_size == entry.size
+            return os.stat(self.object_path(sha256)).st_size == size
         except OSError:
             return False
 
     def ingest(self, folder: Path) -> Tree:
         """Copy a folder of the user's into the store; files known by stat are not read again."""
-        entries = []
-        for path in list_files(folder, links=True):
-            sha256 = self.memo.digest(path)
-            if not self.object_path(sha256).is_file():
-                with self.staging() as work:
-                    copy = work / "file"
-                    shutil.copyfile(path, copy)
-                    if sha256_file(copy) != sha256:
-                        raise QdcError(
-                            "store.changing",
-                            f"`{path}` changed while it was read",
-                            exit_code=COULD_NOT,
-                            hint="build again when nothing writes to it",
-                        )
-                    self.adopt(copy, sha256)
-            name = path.relative_to(folder).as_posix()
-            entries.append(Entry(name, path.stat().st_size, _mode(path), sha256))
-        tree = Tree(tuple(entries))
-        self.add_tree(tree)
-        self.memo.save()
-        return tree
+        from qdc.store.intake import ingest
+
+        return ingest(self, folder)
 
     def publish(self, folder: Path) -> Tree:
         """Move a finished staging folder into the store; returns its tree."""
-        entries = []
-        with _disk_errors():
-            for path in list_files(folder):
-                sha256 = sha256_file(path)
-                entries.append(Entry(path.relative_to(folder).as_posix(), path.stat().st_size, _mode(path), sha256))
-                self.adopt(path, sha256)
-            tree = Tree(tuple(entries))
-            self.add_tree(tree)
-        return tree
+        from qdc.store.intake import publish
 
-    @_disk_errors()
-    def adopt(self, path: Path, sha256: str) -> None:
-        """Make the file at `path`, on the store's disk and with that digest, the object `sha256`."""
-        final = self.object_path(sha256)
-        if final.is_file() and final.stat().st_size == path.stat().st_size:
-            return
+        return publish(self, folder)
+
+    @disk_errors()
+    def adopt(self, path: Path, sha256: str) -> bool:
+        """Make the file at `path`, on the store's disk and with that digest, the object `sha256`.
+
+        Returns False where the store had the object already; the file is then left as it is.
+        """
+        final, status = self.object_path(sha256), os.stat(path)
+        if self.has(sha256, status.st_size):
+            return False
         final.parent.mkdir(parents=True, exist_ok=True)
-        os.chmod(path, 0o444)
+        if status.st_mode & 0o777 != 0o444:
+            os.chmod(path, 0o444)
         with path.open("rb") as stream:
             os.fsync(stream.fileno())
         os.replace(path, final)
         fsync_folder(final.parent)
+        return True
 
-    @_disk_errors()
+    @disk_errors()
     def add_tree(self, tree: Tree) -> None:
         """Keep the list of a tree's files; the files themselves are kept by `adopt`."""
         if self.tree(tree.digest) is None:
@@ -160,7 +143,7 @@ class Store:
         for entry in tree.entries:
             source = self.resolve(entry.sha256)
             if self.memo.digest(source) != entry.sha256:
-                raise self._damaged(entry)
+                raise self.damaged(entry.sha256, entry.path)
             target = folder / entry.path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(source.resolve())
@@ -173,26 +156,24 @@ class Store:
             raise QdcError("store.missing", f"the store has no {name} of {tree_digest}", exit_code=COULD_NOT)
         data = self.resolve(entry.sha256).read_bytes()
         if sha256_bytes(data) != entry.sha256:
-            raise self._damaged(entry)
+            raise self.damaged(entry.sha256, entry.path)
         return data
 
-    def _damaged(self, entry: Entry) -> QdcError:
-        """Remove the object of `entry`, so that a build makes it again; returns the error to raise."""
-        self.discard(entry.sha256)
+    def damaged(self, sha256: str, name: str) -> QdcError:
+        """Remove a damaged object, so that a build makes it again; returns the error to raise. `name`: what it is."""
+        self.discard(sha256)
         return QdcError(
             "store.damaged",
-            f"object {entry.sha256} ({entry.path}) is damaged and was removed",
+            f"object {sha256} ({name}) is damaged and was removed",
             exit_code=COULD_NOT,
             hint="run the build again: it makes the object anew",
         )
 
     def verify(self) -> list[str]:
         """Read every object; return the digests of those whose content is not what their name says."""
-        bad = []
-        for path in sorted((self.root / "objects" / "sha256").glob("*/*")):
-            if sha256_file(path) != path.name:
-                bad.append(path.name)
-        return bad
+        from qdc.store.verify import damaged_objects
+
+        return [item.name for item in damaged_objects(self.root)]
 
     def discard(self, sha256: str) -> None:
         """Remove a damaged object, so that a build makes it again."""
@@ -227,12 +208,12 @@ class Store:
         """Numbers of the records under `key`; more than one where reruns differed."""
         return sorted(self._numbers(self.root / "records" / key))
 
-    @_disk_errors()
+    @disk_errors()
     def select(self, key: str, number: int, because: str) -> None:
         """Let record `number` under `key` be the one that counts."""
         write_atomic(self.root / "records" / key / "selected.json", canonical.pretty({"n": number, "because": because}))
 
-    @_disk_errors()
+    @disk_errors()
     def add_record(self, key: str, value: dict[str, Any]) -> dict[str, Any]:
         """Keep `value` as the next record under `key`, unless one with the same output is there."""
         folder = self.root / "records" / key
@@ -257,7 +238,7 @@ class Store:
 
     # Builds
 
-    @_disk_errors()
+    @disk_errors()
     def add_build(self, build: dict[str, Any]) -> None:
         write_atomic(self.root / "builds" / f"{build['build']}.json", canonical.pretty(build))
 
@@ -275,7 +256,7 @@ class Store:
         """A fresh folder on the store's disk; gone at the end, and swept later if the process dies."""
         base = self.root / "staging"
         with contextlib.ExitStack() as held:
-            with self.lock("staging"), _disk_errors():
+            with self.lock("staging"), disk_errors():
                 base.mkdir(parents=True, exist_ok=True)
                 self._sweep(base)
                 work = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
@@ -284,6 +265,12 @@ class Store:
                 yield work
             finally:
                 self._remove(work)
+
+    def sweep_staging(self) -> None:
+        """Remove the staging folders of processes that have ended."""
+        if (self.root / "staging").is_dir():
+            with self.lock("staging"), disk_errors():
+                self._sweep(self.root / "staging")
 
     def _sweep(self, base: Path) -> None:
         """Remove the staging folders that nobody holds any more. (A process ID would not tell: another container
@@ -302,7 +289,7 @@ class Store:
     def partial(self, key: str) -> Path:
         """Where a stage keeps unfinished work for this key alone."""
         path = self.root / "partial" / key
-        with _disk_errors():
+        with disk_errors():
             path.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -311,7 +298,7 @@ class Store:
 
     def log_path(self, key: str) -> Path:
         path = self.root / "logs" / f"{key}.log"
-        with _disk_errors():
+        with disk_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -323,7 +310,7 @@ class Store:
         where somebody else holds it.
         """
         path = self.root / "locks" / name
-        with _disk_errors():
+        with disk_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -335,10 +322,6 @@ class Store:
             yield held
         finally:
             os.close(descriptor)
-
-
-def _mode(path: Path) -> int:
-    return 0o755 if path.stat().st_mode & 0o100 else 0o644
 
 
 def _safe(name: str) -> str:
