@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from qdc.graph.instances import Instance
 from qdc.graph.plan import Stage
 from qdc.run.code import digests
 from qdc.run.settings import training_bytes
+from qdc.store.memo import listing, settled
 from qdc.store.store import Store
 from qdc.store.trees import Tree
 
@@ -52,21 +54,21 @@ def front(path: Path, sets: list[str], store: Store) -> Front:
     """Read a recipe; raises RecipeInvalid or QdcError. A store that cannot be written works, only slower."""
     memo = store.root / "memo" / "front" / f"{canonical.digest([str(path.resolve()), sets])}.json"
     code = _package_signature()
-    remembered = _remembered(memo, path, code)
+    remembered = _remembered(memo, path, store, code)
     if remembered is not None:
         return remembered
     return _read(path, sets, store, memo, code)
 
 
-def _remembered(memo: Path, path: Path, code: str) -> Front | None:
+def _remembered(memo: Path, path: Path, store: Store, code: str) -> Front | None:
     try:
         value = json.loads(memo.read_bytes())
         same = (
             value["code"] == code
-            and not value["folders"]
             and value["lock"] == [str(path.absolute()), value["lock"][1], _digest(Path(value["lock"][1]))]
             and value["training_bytes"] == training_bytes()
             and all(sha256_file(Path(name)) == digest for name, digest in value["files"].items())
+            and all(_same_folder(store, given) for given in value["folders"].values())
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -85,6 +87,37 @@ def _remembered(memo: Path, path: Path, code: str) -> Front | None:
     )
 
 
+def _same_folder(store: Store, given: dict[str, Any]) -> bool:
+    """Whether a folder (or file) of the user's is what it was, by the stat of all that is in it, and is kept here."""
+    seen = given["seen"]
+    return (
+        seen is not None and listing(given["path"]) == seen and (not given["folder"] or store.has_tree(given["digest"]))
+    )
+
+
+def _look(place: Path) -> dict[str, Any]:
+    """What stat shows of a folder (or file) of the user's, before anything in it is read."""
+    return {"path": str(place), "folder": place.is_dir(), "looked": time.time_ns(), "seen": listing(str(place))}
+
+
+def _take(store: Store, looked: dict[str, Any]) -> dict[str, Any]:
+    """Take in what was looked at; `seen` becomes null where something is too young to be known by its stat.
+
+    Raises QdcError where it has changed since: what was read of it would not fit together.
+    """
+    place = Path(looked["path"])
+    digest = store.ingest(place).digest if looked["folder"] else store.memo.digest(place)
+    if listing(looked["path"]) != looked["seen"]:
+        raise QdcError(
+            "store.changing",
+            f"`{place}` changed while it was read",
+            exit_code=COULD_NOT,
+            hint="build again when nothing writes to it",
+        )
+    known = all(settled(row, looked["looked"]) for row in looked["seen"].values())
+    return {**looked, "digest": digest, "seen": looked["seen"] if known else None}
+
+
 def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> Front:
     from qdc.graph.expand import expand
     from qdc.graph.locks import lock_text, versions
@@ -96,13 +129,13 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
 
     beside = lock_path(path.absolute())
     held = [str(path.absolute()), str(beside), _digest(beside)]
-    loaded = replace(attach(load(path, sets)), training_bytes=training_bytes())
+    loaded = load(path, sets)
+    looked = {name: _look(place) for name, place in loaded.folders.items()}
+    loaded = replace(attach(loaded), training_bytes=training_bytes())
     pinned = trees(loaded)
     warnings = [str(item) for item in require(loaded)]
-    folders = {
-        name: store.ingest(place).digest if place.is_dir() else sha256_file(place)
-        for name, place in loaded.folders.items()
-    }
+    taken = {name: _take(store, given) for name, given in looked.items()}
+    folders = {name: given["digest"] for name, given in taken.items()}
     serve_lock = lock_text("serve")
     facts = {
         "code": digests(store, code),
@@ -122,7 +155,7 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
     instances, missing = expand(loaded.data, facts), unsupported(loaded.data)
     value: dict[str, Any] = {
         "code": code,
-        "folders": folders,
+        "folders": taken,
         "lock": held,
         "files": loaded.read,
         "recipe": loaded.data,

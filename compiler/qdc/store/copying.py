@@ -1,0 +1,99 @@
+"""Bytes on their way into the store: copied and hashed in one pass, two files at a time.
+
+A block is read and hashed while the one before it is written. Writing goes past the page cache where the file system
+allows: filling the cache takes longer than hashing. Knows files, not the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import mmap
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from qdc.core.files import sha256_file
+
+AT_ONCE = 2
+BLOCK, SLICE = 1 << 22, 1 << 18
+"""Bytes that are written at a time, and read and hashed at a time."""
+ALIGNED = 1 << 12
+"""What a write past the page cache must be a multiple of; more than disks ask for."""
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+def two_at_a_time(work: Callable[[Given], Made], given: Iterable[Given]) -> list[Made]:
+    """`work` of each, in order. Of several that fail, the first one's error; what has not begun is left."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        futures = [pool.submit(work, item) for item in given]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def copy_hashed(reading: int, target: Path) -> str:
+    """Copy an open file to a new read-only one, on disk when this returns; the SHA-256 is of what was written."""
+    state, offset, pending = hashlib.sha256(), 0, None
+    buffers = (mmap.mmap(-1, BLOCK), mmap.mmap(-1, BLOCK))
+    with contextlib.ExitStack() as opened:
+        writing = _create(target)
+        opened.callback(os.close, writing)
+        beside = opened.enter_context(ThreadPoolExecutor(1))
+        while block := _next(reading, buffers[0], state):
+            if pending is not None:
+                pending.result()
+            pending = beside.submit(_write, writing, block, offset)
+            offset += len(block)
+            buffers = buffers[::-1]
+        if pending is not None:
+            pending.result()
+        os.fchmod(writing, 0o444)
+        os.fsync(writing)
+    return state.hexdigest()
+
+
+def hash_flushed(path: Path) -> str:
+    """Make a finished file read-only; returns its SHA-256 when it is on disk."""
+    os.chmod(path, 0o444)
+    with path.open("rb") as stream, ThreadPoolExecutor(1) as beside:
+        flushed = beside.submit(os.fsync, stream.fileno())
+        sha256 = sha256_file(path)
+        flushed.result()
+    return sha256
+
+
+def _create(target: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(target, flags | os.O_DIRECT, 0o644)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            target.unlink()
+        return os.open(target, flags, 0o644)
+
+
+def _next(descriptor: int, buffer: mmap.mmap, state: hashlib._Hash) -> memoryview:
+    """Read until the buffer is full or the file ends, and hash what was read while it is in the processor's cache."""
+    count, view = 0, memoryview(buffer)
+    while got := os.readv(descriptor, [view[count : count + SLICE]]):
+        state.update(view[count : count + got])
+        count += got
+    return view[:count]
+
+
+def _write(descriptor: int, block: memoryview, offset: int) -> None:
+    """Write all of it; an end that is no multiple of a disk's block goes through the page cache."""
+    while block:
+        if len(block) % ALIGNED or offset % ALIGNED:
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        done = os.pwrite(descriptor, block, offset)
+        block, offset = block[done:], offset + done

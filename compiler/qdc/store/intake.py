@@ -1,0 +1,127 @@
+"""How files come into the store: copied from a folder of the user's, or moved from a stage's output folder.
+
+Every file is read once: the pass that copies it hashes it, and what stat shows of the object is remembered, so that
+using it soon needs no second look. Knows the store, not who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qdc.core.errors import COULD_NOT, QdcError
+from qdc.store.copying import copy_hashed, hash_flushed, two_at_a_time
+from qdc.store.memo import Seen, seen, signature
+from qdc.store.store import Store, disk_errors
+from qdc.store.trees import Entry, Tree, list_files
+
+_OBJECT = re.compile(r"[0-9a-f]{64}\Z")
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file on its way. `name`: below its folder, with `/`; `before`: what stat showed at `looked` (ns)."""
+
+    path: Path
+    name: str
+    mode: int
+    looked: int
+    before: Seen = field(hash=False)
+
+    @property
+    def size(self) -> int:
+        return int(self.before[2])
+
+    def entry(self, sha256: str) -> Entry:
+        return Entry(self.name, self.size, self.mode, sha256)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What came of it. `final`: since when (ns) the object has had its content, where this file became the object."""
+
+    sha256: str
+    final: int | None
+
+
+def ingest(store: Store, folder: Path) -> Tree:
+    """Copy a folder of the user's into the store; files known by stat are not read again. Raises QdcError."""
+    files = _files(folder)
+    digests = {file: store.memo.known(file.path) for file in files}
+    lacking = [file for file, sha256 in digests.items() if sha256 is None or not store.has(sha256, file.size)]
+    if lacking:
+        with store.staging() as work:
+            numbered = list(enumerate(lacking))
+            taken = two_at_a_time(lambda item: _copy(store, item[1], work / str(item[0])), numbered)
+        for file, item in zip(lacking, taken, strict=True):
+            digests[file] = item.sha256
+            store.memo.learn(file.path, file.before, item.sha256, file.looked)
+            _learn_object(store, item)
+    tree = Tree(tuple(file.entry(str(sha256)) for file, sha256 in digests.items()))
+    store.add_tree(tree)
+    store.memo.save()
+    return tree
+
+
+def publish(store: Store, folder: Path) -> Tree:
+    """Move a finished folder into the store. A link in it that leads to an object is that object, which is not read
+    again; any other link is refused. Raises QdcError."""
+    files = _files(folder)
+    digests = {file: _passed_on(store, file.path) for file in files if file.path.is_symlink()}
+    moving = [file for file in files if file not in digests]
+    for file, item in zip(moving, two_at_a_time(lambda file: _move(store, file), moving), strict=True):
+        digests[file] = item.sha256
+        _learn_object(store, item)
+    tree = Tree(tuple(file.entry(digests[file]) for file in files))
+    store.add_tree(tree)
+    return tree
+
+
+def _files(folder: Path) -> list[_File]:
+    found = []
+    for path in list_files(folder, links=True):
+        looked, status = time.time_ns(), os.stat(path)
+        mode = 0o755 if status.st_mode & 0o100 else 0o644
+        found.append(_File(path, path.relative_to(folder).as_posix(), mode, looked, signature(status)))
+    return found
+
+
+def _copy(store: Store, file: _File, place: Path) -> _Taken:
+    with file.path.open("rb", buffering=0) as stream, disk_errors():
+        sha256 = copy_hashed(stream.fileno(), place)
+    if seen(file.path) != file.before:
+        raise QdcError(
+            "store.changing",
+            f"`{file.path}` changed while it was read",
+            exit_code=COULD_NOT,
+            hint="build again when nothing writes to it",
+        )
+    final = time.time_ns()
+    return _Taken(sha256, final if store.adopt(place, sha256) else None)
+
+
+def _move(store: Store, file: _File) -> _Taken:
+    final = time.time_ns()
+    with disk_errors():
+        sha256 = hash_flushed(file.path)
+    return _Taken(sha256, final if store.adopt(file.path, sha256) else None)
+
+
+def _passed_on(store: Store, path: Path) -> str:
+    """The digest of the object that a link leads to."""
+    place = Path(os.path.realpath(path))
+    if not _OBJECT.match(place.name) or place != Path(os.path.realpath(store.object_path(place.name))):
+        raise QdcError("store.link", f"a link, but not to an object of the store: {path}", exit_code=COULD_NOT)
+    if store.memo.digest(place) != place.name:
+        raise store.damaged(place.name, path.name)
+    return place.name
+
+
+def _learn_object(store: Store, item: _Taken) -> None:
+    if item.final is not None:
+        with contextlib.suppress(OSError):
+            store.memo.learn_object(store.object_path(item.sha256), item.sha256, item.final)
