@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qdc.graph.plan import Plan
+if TYPE_CHECKING:
+    from qdc.graph.plan import Plan
 
 LINE_INTERVAL_S = 10.0
 

@@ -9,24 +9,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.graph.instances import Instance
 from qdc.graph.plan import Plan, Stage, plan
 from qdc.graph.table import KINDS
-from qdc.run import process
 from qdc.run.code import files
 from qdc.run.log import Decisions
 from qdc.run.settings import Settings
 from qdc.store.store import Store
+
+if TYPE_CHECKING:
+    from qdc.run import process
 
 
 class Listener(Protocol):
@@ -88,16 +89,11 @@ class Build:
                 if all(stage.state == "fresh" for stage in wanted):
                     break
                 self._start_ready(wanted)
-                workers = [item.worker for item in self.running.values()]
-                ended = process.wait_any(workers, LOOK_AGAIN_S if self.elsewhere else None)
-                if ended is not None:
-                    self._finish(ended)
+                self._wait()
                 current = self.plan()
                 self.decisions.plan(current)
         finally:
-            process.stop([item.worker for item in self.running.values()])
-            for item in self.running.values():
-                item.resources.close()
+            self._stop()
             self.store.memo.save()
         return [
             Ran(
@@ -108,6 +104,25 @@ class Build:
             )
             for stage in wanted
         ]
+
+    def _wait(self) -> None:
+        """Serve the workers until one has ended, and finish its stage."""
+        from qdc.run import process
+
+        workers = [item.worker for item in self.running.values()]
+        ended = process.wait_any(workers, LOOK_AGAIN_S if self.elsewhere else None)
+        if ended is not None:
+            self._finish(ended)
+
+    def _stop(self) -> None:
+        """End what runs, and let go of what it holds."""
+        if not self.running:
+            return
+        from qdc.run import process
+
+        process.stop([item.worker for item in self.running.values()])
+        for item in self.running.values():
+            item.resources.close()
 
     def _welcome(self, wanted: list[Stage]) -> None:
         """Say which stages another build has finished meanwhile."""
@@ -130,6 +145,8 @@ class Build:
     def _start(self, stage: Stage) -> None:
         """Start a stage, or note that another build makes it (or has just made it): waiting for its lock would
         leave this build's own workers unserved, and two builds could wait for each other."""
+        from qdc.run import process
+
         instance, key = stage.instance, str(stage.key)
         resources = ExitStack()
         try:
@@ -215,6 +232,8 @@ class Build:
 
 def hardware() -> dict[str, Any]:
     """What the build record says of this machine: architecture, cores, processor model."""
+    import platform
+
     model = ""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -19,8 +19,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -259,6 +257,8 @@ class Store:
             with self.lock("staging"), disk_errors():
                 base.mkdir(parents=True, exist_ok=True)
                 self._sweep(base)
+                import tempfile
+
                 work = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
                 held.enter_context(self.lock(work.name))
             try:
@@ -282,6 +282,8 @@ class Store:
 
     def _remove(self, work: Path) -> None:
         """Remove a staging folder and its lock, whose name no other folder will have."""
+        import shutil
+
         shutil.rmtree(work, ignore_errors=True)
         with contextlib.suppress(OSError):
             (self.root / "locks" / work.name).unlink()
@@ -294,6 +296,8 @@ class Store:
         return path
 
     def forget_partial(self, key: str) -> None:
+        import shutil
+
         shutil.rmtree(self.root / "partial" / key, ignore_errors=True)
 
     def log_path(self, key: str) -> Path:
