@@ -38,6 +38,10 @@ class Context:
     threads: int = 1
     report: Report = field(default=silent)
 
+    def pass_on(self, file: Path) -> None:
+        """Put a file of an input into the output as it is: a link, which is published as the same object."""
+        (self.output / file.name).symlink_to(file.resolve())
+
 
 def pipe_report(descriptor: int, interval_s: float = 0.2) -> Report:
     """A report that writes one JSON line an `interval_s` (and the last) to an open file descriptor."""

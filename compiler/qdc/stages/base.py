@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ def _copy(context: Context) -> None:
     for name in COPIED:
         if not (source / name).is_file():
             raise QdcError("stage.base.file", f"the given model has no {name}", file=source, exit_code=COULD_NOT)
-        shutil.copyfile(source / name, context.output / name)
+        context.pass_on(source / name)
     template = context.params.get("chat_template") or _own_template(source)
     (context.output / "chat_template.jinja").write_text(template, encoding="utf-8")
     weights = qwen.read_weights(source)
@@ -100,7 +99,7 @@ def _copy(context: Context) -> None:
     config: dict[str, Any] = json.loads((source / "config.json").read_text())
     qwen.model_from(config, weights)
     for file in sorted(source.glob("*.safetensors*")):
-        shutil.copyfile(file, context.output / file.name)
+        context.pass_on(file)
 
 
 def _own_template(source: Path) -> str:
