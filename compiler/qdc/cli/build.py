@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from qdc.run.build import Build, Ran, artifact_json, save_build
 from qdc.run.front import Front, front, require_bytes, require_lock
 from qdc.run.records import build_document, last_recipe, measurements
 from qdc.store.store import Store
+from qdc.store.use import in_use
 
 
 def main(arguments: list[str]) -> int:
@@ -22,22 +25,31 @@ def main(arguments: list[str]) -> int:
     options.add_argument(
         "--until", metavar="STAGE", action="append", default=[], help="build only what this stage needs (repeatable)"
     )
+    options.add_argument(
+        "--remote", metavar="URL", help="fetch outputs that this store has (default: QDC_REMOTE; `none`: do not)"
+    )
     given = options.parse_args(arguments)
-    started = time.time()
     store = open_store(given.store, given.recipe)
+    with in_use(store.root, lambda: note("waiting for `qdc store gc` to end")):
+        return _build(given, store)
+
+
+def _build(given: argparse.Namespace, store: Store) -> int:
+    started = time.time()
     read = front(given.recipe, given.sets, store)
     for warning in read.warnings:
         note(warning)
     if read.missing:
         raise _unsupported(read.missing)
     require_lock(read, given.recipe, given.sets)
-    from qdc.run.settings import settings
+    from qdc.run.settings import remote, settings
 
     only = _needed(read.instances, given.until) if given.until else None
     shown = listener(given.quiet)
-    build = Build(store, settings(), read.instances, shown)
+    asked = replace(settings(), remote=remote(given.remote))
+    build = Build(store, asked, read.instances, shown, lambda stage: require_bytes(read, given.recipe, store, [stage]))
     try:
-        if read.locked:
+        if read.locked and asked.remote is None:
             require_bytes(read, given.recipe, store, build.plan().stages)
         stages = build.run(only)
     except BaseException as error:
@@ -45,6 +57,8 @@ def main(arguments: list[str]) -> int:
         raise
     finally:
         shown.close()
+        for text in build.notes:
+            note(text)
     if only is not None:
         _log(store, given.recipe, read, build, started, None)
         return _partial_answer(given.json, stages)
@@ -151,12 +165,13 @@ def _print(
 ) -> None:
     from qdc.report.text import measurement_table, test_lines
 
-    ran = [stage for stage in stages if stage.ran]
-    if ran:
-        print(f"ran {len(ran)} of {len(stages)} stages in {seconds:.1f} s")
+    ran, fetched = [stage for stage in stages if stage.ran], sum(stage.fetched for stage in stages)
+    if ran or fetched:
+        more = f" and fetched {fetched}" if fetched else ""
+        print(f"ran {len(ran)}{more} of {len(stages)} stages in {seconds:.1f} s")
     else:
         print(f"nothing to do: all {len(stages)} stages are fresh")
-    if rows and ran:
+    if rows and (ran or fetched):
         print()
         print(measurement_table(rows))
         for line in test_lines(tests):

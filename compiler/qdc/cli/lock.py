@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from qdc.cli.common import answer, open_store, parser
+from qdc.cli.common import answer, note, open_store, parser
 from qdc.cli.progress import listener
 from qdc.recipe.load import Loaded, load
 from qdc.rules.check import require_lock
@@ -13,6 +13,7 @@ from qdc.sources.facts import attach
 from qdc.sources.lock import Locked, lock_path, lockable, read_lock, state, write_lock
 from qdc.sources.locking import Changed, lock, missing
 from qdc.store.store import Store
+from qdc.store.use import in_use
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +32,8 @@ def main(arguments: list[str]) -> int:
         return _check(loaded, given.recipe, store, given.headers_only, given.json)
     shown = listener(given.quiet)
     try:
-        made = lock(loaded, store, read_lock(given.recipe) or {}, shown, headers_only=given.headers_only)
+        with in_use(store.root, lambda: note("waiting for `qdc store gc` to end")):
+            made = lock(loaded, store, read_lock(given.recipe) or {}, shown, headers_only=given.headers_only)
     except Changed as changed:
         require_lock(attach(loaded), changed.state)
         raise

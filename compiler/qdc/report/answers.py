@@ -77,9 +77,10 @@ class Plan(Answer):
 
 class BuiltStage(Closed):
     name: str
-    ran: bool = Field(description="false: its output was in the store")
+    ran: bool = Field(description="false: its output was in the store, or was fetched")
     seconds: float
     output: Hex
+    fetched: bool = Field(description="its output came from the remote")
 
 
 class BuiltImage(Closed):
@@ -166,8 +167,60 @@ class Import(Answer):
     output: Hex
 
 
-class StoreVerify(Answer):
-    damaged: list[Hex]
+class Holder(Closed):
+    key: Hex
+    n: int = Field(description="number of the record under the key")
+    instance: str | None = Field(description="stage instance")
+
+
+class Damage(Closed):
+    kind: Literal["object", "tree", "record", "build"]
+    name: str = Field(description="digest, `key/n`, or build id")
+    problem: str
+    removed: bool = Field(description="false: it stays, and says what to make anew; or it could not be removed")
+    trees: dict[str, list[str]] = Field(description="tree -> paths in it that hold the object")
+    stages: list[Holder] = Field(description="records whose output it is in")
+    builds: list[str] = Field(description="builds that name it")
+
+
+class Verified(Closed):
+    found: list[Damage]
+
+
+class ForgottenBuild(Closed):
+    build: str
+    recipe_file: str
+
+
+class Swept(Closed):
+    removed: bool = Field(description="false: this is what `--yes` would do")
+    builds: list[ForgottenBuild]
+    records: int
+    trees: int
+    objects: int
+    rest: int = Field(description="logs, partial works, memos and unfinished files")
+    bytes: int = Field(description="of all that goes")
+    stays: int = Field(description="bytes of objects and partial works that stay")
+    unreached: int = Field(description="bytes over --max-size that no policy lets go")
+
+
+class Transferred(Closed):
+    remote: str = Field(description="its address, without credentials")
+    objects: int
+    there: int = Field(description="objects that needed no moving")
+    bytes: int
+    trees: int
+    records: int
+    builds: list[str]
+    refused: list[str] = Field(description="what the remote has and is not what it is called")
+    stages: dict[str, Hex] = Field(description="pull RECIPE: stages that came, and their outputs")
+
+
+class Store(Answer):
+    verify: Verified | None = None
+    gc: Swept | None = None
+    push: Transferred | None = None
+    pull: Transferred | None = None
 
 
 class Explain(Answer):
@@ -250,7 +303,7 @@ ANSWERS: dict[str, type[Answer]] = {
     "keep": Keep,
     "plan": Plan,
     "show": Show,
-    "store": StoreVerify,
+    "store": Store,
     "validate": Validate,
     "why": Why,
 }

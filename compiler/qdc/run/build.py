@@ -25,9 +25,11 @@ from qdc.run.code import files
 from qdc.run.log import Decisions
 from qdc.run.settings import Settings
 from qdc.store.store import Store
+from qdc.store.use import in_use
 
 if TYPE_CHECKING:
     from qdc.run import process
+    from qdc.run.through import Through
 
 
 class Listener(Protocol):
@@ -41,15 +43,17 @@ class Listener(Protocol):
 
 @dataclass
 class Ran:
-    """A stage of this build: `ran` is False when its output was in the store."""
+    """A stage of this build: `ran` is False when its output was in the store, or was `fetched` from the remote."""
 
     name: str
     ran: bool
     seconds: float
     output: str
+    fetched: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "ran": self.ran, "seconds": round(self.seconds, 3), "output": self.output}
+        row = {"name": self.name, "ran": self.ran, "seconds": round(self.seconds, 3), "output": self.output}
+        return {**row, "fetched": self.fetched}
 
 
 @dataclass
@@ -60,25 +64,43 @@ class _Running:
     resources: ExitStack = field(default_factory=ExitStack)
 
 
-LOOK_AGAIN_S = 0.2
-"""How soon to look again at a stage that another build is making."""
+LOOK_AGAIN_S, HEAR_S = 0.2, 0.05
+"""How soon to look again at a stage that another build is making, and to hear of one that is asked for elsewhere."""
 
 
 class Build:
-    """One build of one recipe's instances in one store."""
+    """One build of one recipe's instances in one store; `before(stage)` is called before a stage runs, may raise."""
 
-    def __init__(self, store: Store, settings: Settings, instances: list[Instance], listener: Listener) -> None:
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        instances: list[Instance],
+        listener: Listener,
+        before: Callable[[Stage], None] = lambda stage: None,
+    ) -> None:
         self.store, self.settings, self.instances, self.listener = store, settings, instances, listener
+        self.before = before
         self.seconds: dict[str, float] = {}
         self.running: dict[str, _Running] = {}
         self.elsewhere: set[str] = set()
         self.decisions: Decisions | None = None
+        self.through: Through | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user must hear of the remote: what was wrong there and was not used."""
+        return [f"{text}; it was not used" for text in self.through.notes] if self.through is not None else []
 
     def plan(self) -> Plan:
         return plan(self.instances, self.store.record, self.store.latest, files(self.store))
 
     def run(self, only: set[str] | None = None) -> list[Ran]:
         """Run until all (or all that `only` names) is fresh. Raises QdcError of the first stage that fails."""
+        with in_use(self.store.root):
+            return self._run(only)
+
+    def _run(self, only: set[str] | None) -> list[Ran]:
         current = self.plan()
         self.decisions = Decisions(current)
         self.listener.planned(current)
@@ -101,6 +123,7 @@ class Build:
                 stage.instance.name in self.seconds,
                 self.seconds.get(stage.instance.name, 0.0),
                 stage.output or "",
+                self.through is not None and stage.key in self.through.fetched,
             )
             for stage in wanted
         ]
@@ -110,12 +133,15 @@ class Build:
         from qdc.run import process
 
         workers = [item.worker for item in self.running.values()]
-        ended = process.wait_any(workers, LOOK_AGAIN_S if self.elsewhere else None)
+        asking = self.through is not None and self.through.asking
+        ended = process.wait_any(workers, HEAR_S if asking else LOOK_AGAIN_S if self.elsewhere else None)
         if ended is not None:
             self._finish(ended)
 
     def _stop(self) -> None:
         """End what runs, and let go of what it holds."""
+        if self.through is not None:
+            self.through.close()
         if not self.running:
             return
         from qdc.run import process
@@ -125,16 +151,35 @@ class Build:
             item.resources.close()
 
     def _welcome(self, wanted: list[Stage]) -> None:
-        """Say which stages another build has finished meanwhile."""
+        """Say which stages have come from the remote or were finished by another build meanwhile."""
+        if self.through is not None:
+            for name, done, total, note in self.through.heard():
+                self.listener.progress(name, done, total, note)
+            for stage in wanted:
+                if stage.state == "fresh" and stage.key in self.through.came:
+                    seconds = self.through.came.pop(stage.key)
+                    self._became(stage.instance.name, "fetched", stage.output)
+                    self.listener.finished(stage.instance.name, seconds, stage.output or "")
+                    self.elsewhere.discard(stage.instance.name)
         for stage in wanted:
             if stage.state == "fresh" and stage.instance.name in self.elsewhere:
                 self.listener.finished(stage.instance.name, 0.0, stage.output or "")
         self.elsewhere.clear()
 
+    def _fetches(self, stage: Stage) -> bool:
+        """Whether the remote, if there is one, is asked for a stage or gives its output."""
+        if self.settings.remote is None:
+            return False
+        if self.through is None:
+            from qdc.run.through import Through
+
+            self.through = Through(self.store, self.settings.remote)
+        return self.through.takes(stage.instance.name, str(stage.key))
+
     def _start_ready(self, wanted: list[Stage]) -> None:
         """Start every stale stage whose lane has room; of two with the same key, one."""
         for stage in wanted:
-            if stage.state != "stale" or stage.instance.name in self.running:
+            if stage.state != "stale" or stage.instance.name in self.running or self._fetches(stage):
                 continue
             others = [item.stage for item in self.running.values()]
             beside = sum(other.instance.lane == stage.instance.lane for other in others)
@@ -156,6 +201,7 @@ class Build:
                 self.elsewhere.add(instance.name)
                 self.listener.progress(instance.name, 0, 0, "another build makes it")
                 return
+            self.before(stage)
             work = resources.enter_context(self.store.staging())
             inputs = {}
             for role, digest in stage.inputs.items():

@@ -72,7 +72,8 @@ def start(
 ) -> Worker:
     """Start `python -m qdc.run.worker` on `job` in its own session; `work` is its folder for the job file.
 
-    The user's locale, time zone and umask do not reach it: they must not reach what it makes.
+    The user's locale, time zone and umask do not reach it: they must not reach what it makes. Credentials of hubs and
+    remotes do not either.
 
     `keep`: open files that stay open until the worker ends too, such as the lock on its key.
     """
@@ -80,7 +81,8 @@ def start(
     job = {**job, "report": writing, "parent": os.getpid()}
     path = work / "job.json"
     path.write_text(json.dumps(job))
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "HF_"))}
+    kept_out = ("VLLM_", "HF_", "AWS_", "FSSPEC_", "QDC_REMOTE")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(kept_out)}
     environment |= {
         "PYTHONPATH": str(SOURCE_ROOT),
         "PYTHONHASHSEED": "0",

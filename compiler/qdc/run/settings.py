@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ class Settings:
     `threads`: CPU threads of a compute stage; one by default, because small models gain little from more and the bits
     of a training may depend on it. `jobs`: compute stages at a time. `training_bytes`: memory that the training device
     has free (`training_memory_gb`, 10^9 bytes), or None: what a recipe's training needs is then printed, not judged.
+    `remote`: URL of a store to read from and to push to, or None; it may hold a password, and is never shown whole.
     """
 
     train_python: str
     threads: int
     jobs: int
     training_bytes: float | None = None
+    remote: str | None = field(default=None, repr=False)
 
 
 def config_file() -> Path:
@@ -43,7 +45,17 @@ def settings() -> Settings:
     jobs = _count("jobs", values, min(2, os.cpu_count() or 1))
     python = os.path.expanduser(str(python))
     python = os.path.abspath(python) if os.sep in python else python
-    return Settings(python, threads, jobs, training_bytes(values))
+    return Settings(python, threads, jobs, training_bytes(values), remote(values=values))
+
+
+def remote(given: str | None = None, values: dict[str, Any] | None = None) -> str | None:
+    """The remote's URL: `given` (`--remote`), QDC_REMOTE, or the settings file; `none` stands for no remote."""
+    if given is None:
+        given = os.environ.get("QDC_REMOTE")
+    if given is None:
+        found = (_from_file(config_file()) if values is None else values).get("remote")
+        given = str(found) if found is not None else None
+    return given if given and given != "none" else None
 
 
 def training_bytes(values: dict[str, Any] | None = None) -> float | None:
@@ -91,7 +103,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         value = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise QdcError("settings.file", f"cannot read the settings: {str(error).splitlines()[0]}", file=path) from None
-    known = {"train_python", "threads", "jobs", "training_memory_gb"}
+    known = {"train_python", "threads", "jobs", "training_memory_gb", "remote"}
     if not isinstance(value, dict) or set(value) - known:
         raise QdcError("settings.file", f"settings are a mapping of {', '.join(sorted(known))}", file=path)
     return value

@@ -192,6 +192,12 @@ class Store:
                 return value
         return None
 
+    def record_with(self, key: str, output: str) -> dict[str, Any] | None:
+        """The record under `key` whose output is the tree `output`, selected or not."""
+        folder = self.root / "records" / key
+        rows = (_read_json(folder / f"{number}.json") for number in self._numbers(folder))
+        return next((row for row in rows if row and (row.get("key"), row.get("output")) == (key, output)), None)
+
     def _numbers(self, folder: Path) -> list[int]:
         """Numbers of the records in a folder, the selected one first."""
         try:

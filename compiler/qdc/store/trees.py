@@ -6,12 +6,15 @@ A tree's digest names the folder's content and nothing else (no owner, time or p
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qdc.core import canonical
 from qdc.core.errors import COULD_NOT, QdcError
+
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 @dataclass(frozen=True, order=True)
@@ -68,3 +71,30 @@ def list_files(folder: Path, *, links: bool = False) -> list[Path]:
             elif not path.is_dir():
                 raise QdcError("store.special", f"neither file nor folder: {path}", exit_code=COULD_NOT)
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def sound(value: Any) -> Tree:
+    """A tree that came from elsewhere. Raises ValueError where it is not one, or a path would leave its folder."""
+    try:
+        tree = Tree.from_json(value)
+    except (TypeError, ValueError):
+        raise ValueError("it is not a list of files") from None
+    seen: set[str] = set()
+    for entry in tree.entries:
+        if not (isinstance(entry.path, str) and isinstance(entry.sha256, str) and _DIGEST.match(entry.sha256)):
+            raise ValueError("it is not a list of files")
+        if type(entry.size) is not int or entry.size < 0 or entry.mode not in (0o644, 0o755):
+            raise ValueError(f"`{entry.path}` has no sound size and mode")
+        parts = entry.path.split("/")
+        if not all(parts) or {".", ".."} & set(parts) or "\0" in entry.path:
+            raise ValueError(f"the path `{entry.path}` leaves its folder")
+        if entry.path in seen:
+            raise ValueError(f"it has `{entry.path}` twice")
+        seen.add(entry.path)
+    if any("/".join(entry.path.split("/")[:end]) in seen for entry in tree.entries for end in _ends(entry.path)):
+        raise ValueError("a file is also a folder")
+    return tree
+
+
+def _ends(path: str) -> range:
+    return range(1, path.count("/") + 1)
