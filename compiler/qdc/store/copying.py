@@ -11,12 +11,14 @@ import fcntl
 import hashlib
 import mmap
 import os
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from qdc.core.files import sha256_file
+from qdc.store.memo import TICK_NS
 
 AT_ONCE = 2
 BLOCK, SLICE = 1 << 22, 1 << 18
@@ -39,7 +41,14 @@ def two_at_a_time(work: Callable[[Given], Made], given: Iterable[Given]) -> list
             raise
 
 
-def copy_hashed(reading: int, target: Path) -> str:
+class Hashed(NamedTuple):
+    """`mtime` (ns): what the file has for as long as nobody writes to it, for it was set two ticks back."""
+
+    sha256: str
+    mtime: int
+
+
+def copy_hashed(reading: int, target: Path) -> Hashed:
     """Copy an open file to a new read-only one, on disk when this returns; the SHA-256 is of what was written."""
     state, offset, pending = hashlib.sha256(), 0, None
     buffers = (mmap.mmap(-1, BLOCK), mmap.mmap(-1, BLOCK))
@@ -56,18 +65,27 @@ def copy_hashed(reading: int, target: Path) -> str:
         if pending is not None:
             pending.result()
         os.fchmod(writing, 0o444)
+        mtime = _set_back(writing)
         os.fsync(writing)
-    return state.hexdigest()
+    return Hashed(state.hexdigest(), mtime)
 
 
-def hash_flushed(path: Path) -> str:
+def hash_flushed(path: Path) -> Hashed:
     """Make a finished file read-only; returns its SHA-256 when it is on disk."""
     os.chmod(path, 0o444)
     with path.open("rb") as stream, ThreadPoolExecutor(1) as beside:
+        mtime = _set_back(stream.fileno())
         flushed = beside.submit(os.fsync, stream.fileno())
         sha256 = sha256_file(path)
         flushed.result()
-    return sha256
+    return Hashed(sha256, mtime)
+
+
+def _set_back(descriptor: int) -> int:
+    """Give a file an mtime that no write from now on can have, not even one within the same tick of the clock."""
+    mtime = time.time_ns() - 2 * TICK_NS
+    os.utime(descriptor, ns=(mtime, mtime))
+    return mtime
 
 
 def _create(target: Path) -> int:

@@ -42,10 +42,10 @@ class _File:
 
 @dataclass(frozen=True)
 class _Taken:
-    """What came of it. `final`: since when (ns) the object has had its content, where this file became the object."""
+    """What came of it. `mtime`: of the object, where this file became the object."""
 
     sha256: str
-    final: int | None
+    mtime: int | None
 
 
 def ingest(store: Store, folder: Path) -> Tree:
@@ -92,7 +92,7 @@ def _files(folder: Path) -> list[_File]:
 
 def _copy(store: Store, file: _File, place: Path) -> _Taken:
     with file.path.open("rb", buffering=0) as stream, disk_errors():
-        sha256 = copy_hashed(stream.fileno(), place)
+        made = copy_hashed(stream.fileno(), place)
     if seen(file.path) != file.before:
         raise QdcError(
             "store.changing",
@@ -100,15 +100,13 @@ def _copy(store: Store, file: _File, place: Path) -> _Taken:
             exit_code=COULD_NOT,
             hint="build again when nothing writes to it",
         )
-    final = time.time_ns()
-    return _Taken(sha256, final if store.adopt(place, sha256) else None)
+    return _Taken(made.sha256, made.mtime if store.adopt(place, made.sha256) else None)
 
 
 def _move(store: Store, file: _File) -> _Taken:
-    final = time.time_ns()
     with disk_errors():
-        sha256 = hash_flushed(file.path)
-    return _Taken(sha256, final if store.adopt(file.path, sha256) else None)
+        made = hash_flushed(file.path)
+    return _Taken(made.sha256, made.mtime if store.adopt(file.path, made.sha256) else None)
 
 
 def _passed_on(store: Store, path: Path) -> str:
@@ -122,6 +120,6 @@ def _passed_on(store: Store, path: Path) -> str:
 
 
 def _learn_object(store: Store, item: _Taken) -> None:
-    if item.final is not None:
+    if item.mtime is not None:
         with contextlib.suppress(OSError):
-            store.memo.learn_object(store.object_path(item.sha256), item.sha256, item.final)
+            store.memo.learn_object(store.object_path(item.sha256), item.sha256, item.mtime)

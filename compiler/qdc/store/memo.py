@@ -56,13 +56,12 @@ class StatMemo:
         else:
             self._keep(path, None)
 
-    def learn_object(self, path: Path, sha256: str, since: int) -> None:
-        """Remember the digest of an object that had that content at `since` (ns) and has been renamed since.
-
-        Renaming gave it a new ctime, which cannot be older than a tick; its mtime can, and any write shows there.
+    def learn_object(self, path: Path, sha256: str, mtime: int) -> None:
+        """Remember the digest of an object that was just renamed, if nobody has written to it since it was hashed:
+        it then still has the `mtime` (ns) that it was given before. Its ctime, from the renaming, is too young to tell.
         """
         now = seen(path)
-        self._keep(path, [*now, sha256] if int(now[3]) < since - TICK_NS else None)
+        self._keep(path, [*now, sha256] if now[3] == mtime else None)
 
     def save(self) -> None:
         """Write what was learnt; trouble here is no trouble (a read-only store works, only slower)."""
