@@ -18,7 +18,7 @@ target:
     ignore: [lm_head, "re:.*linear_attn\\.in_proj_[ab]$", "re:.*conv1d$"]
 data: {}
 serve:
-  engine: {vllm: "0.32.0", platform: cpu, prefix_caching: false}
+  engine: {vllm: "0.32.0", platform: cpu, prefix_caching: false, patches: [amx-permission, torchvision-ops]}
   max_model_len: 128
   max_num_seqs: 4
   dtype: bfloat16
