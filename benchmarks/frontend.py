@@ -82,7 +82,7 @@ def _wait_for_quiet(patience: float) -> str:
         time.sleep(10)
     load = os.getloadavg()
     verdict = "" if load[0] <= limit else "; the machine was busy, so the times are too long"
-    return f"load average when timing began: {load[0]:.2f} {load[1]:.2f} {load[2]:.2f}{verdict}"
+    return f"Load average when timing began: {load[0]:.2f}{verdict}"
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ def timing_section(compared: list[Tool], rounds: int, load: str) -> list[str]:
     with tempfile.TemporaryDirectory() as place:
         rows = list(_timed(compared, Path(place)))
         times = [[_milliseconds(row) for row in rows] for _ in range(rounds)]
+    load += f"; when it ended: {os.getloadavg()[0]:.2f} (1 and less is this benchmark alone)"
     lines = [
         "## Times",
         "",
