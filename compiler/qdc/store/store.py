@@ -235,10 +235,11 @@ class Store:
         return value
 
     def latest(self, instance: str) -> dict[str, Any] | None:
-        """A record under the key made last for a stage instance of any recipe, to explain what changed since."""
-        pointer = _read_json(self.root / "memo" / "latest" / f"{_safe(instance)}.json") or {}
-        paths = sorted((self.root / "records" / str(pointer.get("key"))).glob("*.json"))
-        return next((value for path in paths if (value := _read_json(path)) is not None), None)
+        """The record that counts, or else any, under the key made last for a stage instance of any recipe."""
+        key = str((_read_json(self.root / "memo" / "latest" / f"{_safe(instance)}.json") or {}).get("key"))
+        folder = self.root / "records" / key
+        readable = (_read_json(folder / f"{number}.json") for number in self._numbers(folder))
+        return self.record(key) or next((value for value in readable if value is not None), None)
 
     # Builds
 
