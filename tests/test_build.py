@@ -44,6 +44,7 @@ def test_second_build_does_nothing_and_says_so(micro: Micro) -> None:
 
 def test_a_build_with_nothing_to_do_imports_nothing_heavy(micro: Micro) -> None:
     heavy = ["yaml", "pydantic", "rich", "jinja2", "importlib.metadata", "torch", "numpy", "docker", "qdc.graph.code"]
+    heavy += ["fsspec", "asyncio", "qdc.store.remote"]
     code = f"""
 import sys
 from qdc.cli import main
@@ -55,7 +56,7 @@ sys.exit(code)
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "compiler")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "compiler"), "QDC_REMOTE": "s3://nowhere/store"},
     )
     assert done.returncode == 0, done.stderr
     assert "LOADED []" in done.stdout
