@@ -80,7 +80,9 @@ def _merge(top: Document, base: Document, path: Path_, into: dict[str, Any], sou
             if here in base.partial:
                 top.partial.add(here)
             _merge(top, base, here, into[key], value)
-    for key in [key for key, value in into.items() if value is None and (*path, key) in top.values and key in source]:
+    unread = path in base.partial or () in base.partial
+    nulls = [key for key, value in into.items() if value is None and (*path, key) in top.values]
+    for key in [key for key in nulls if key in source or unread]:
         if (*path, key) not in top.sets:
             del into[key]
 

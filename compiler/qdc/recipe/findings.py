@@ -178,6 +178,17 @@ FINDINGS = [
         _TEXT,
     ),
     Finding(
+        "YML15",
+        "error",
+        "A value has an explicit tag.",
+        "Some readers obey a tag and some drop it, so that `!!str 7` is text to one and a number to another.",
+        "Write the value alone: quotes make it text, none leave it what it looks like.",
+        "YAML 1.2.2, section 6.8.2: https://yaml.org/spec/1.2.2/",
+        "serve: {k: !!str 7}",
+        "serve: {k: 7}",
+        _TEXT,
+    ),
+    Finding(
         "SCH01",
         "error",
         "A field that the recipe needs is missing.",

@@ -28,6 +28,7 @@ LIMIT_DIGITS = 4000
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+\Z")
 _HASH = re.compile(r"(?=[0-9]+(e[0-9]+)?\Z)(.{40}|.{64})\Z")
+_TAG = re.compile(r"(?:&\S+\s+)?(?P<tag>![^\s,\]}]*)")
 _HEX = re.compile(r"0x[0-9a-fA-F]{1,3500}\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _NULLS = {"", "~", "null", "Null", "NULL"}
@@ -154,6 +155,8 @@ def scan_document(raw: bytes, name: str, shown: tuple[str, str] = ("", "")) -> D
     reader = _Reader(text)
     document = Document(None, name, sha256_bytes(raw), text.shown_lines(), reader.keys, reader.values)
     document.data = reader.value(nodes[0], (), ())
+    if reader.full:
+        raise RecipeInvalid(text.faults)
     document.faults = text.faults
     document.bad, document.partial = reader.bad, reader.partial
     if text.skipped or len(nodes) > 1:
@@ -210,6 +213,10 @@ class _Reader:
         if len(parents) > LIMIT_DEPTH:
             self.fault("YML14", node, path, "too many values inside values")
             return None
+        if (tag := self.tag(node)) is not None:
+            hint = "write the value alone: quotes make it text, none leave it what it looks like"
+            self.fault("YML15", node, path, f"an explicit tag (`{tag}`)", hint)
+            return node.value if isinstance(node, yaml.ScalarNode) else None
         inside = (*parents, id(node))
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path, inside)
@@ -217,6 +224,12 @@ class _Reader:
             return [self.value(item, (*path, index), inside) for index, item in enumerate(node.value)]
         assert isinstance(node, yaml.ScalarNode)
         return self.scalar(node, path)
+
+    def tag(self, node: yaml.Node) -> str | None:
+        """The tag that is written before a value."""
+        mark = node.start_mark
+        match = _TAG.match(self.text.given[mark.line][mark.column :]) if mark.line < len(self.text.given) else None
+        return match["tag"] if match else None
 
     def mapping(self, node: yaml.MappingNode, path: Path_, parents: tuple[int, ...]) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -255,7 +268,7 @@ class _Reader:
         if not _is_text(text):
             self.fault("YML14", node, path, HALF, "write the letter itself")
             return ""
-        if node.tag.startswith("!") or node.style:
+        if node.style:
             return text
         if text in _NULLS:
             return None

@@ -39,7 +39,7 @@ def recipe_schema() -> Json:
 
 
 def _partial(value: Any) -> Any:
-    """A schema whose fields may be missing or null."""
+    """A schema whose fields may be missing or null; a null may also delete a field of another kind."""
     if isinstance(value, list):
         return [_partial(item) for item in value]
     if not isinstance(value, dict):
@@ -52,6 +52,8 @@ def _partial(value: Any) -> Any:
             made[key] = f"{inner}Change"
         elif key == "mapping" and isinstance(inner, dict):
             made[key] = {tag: f"{place}Change" for tag, place in inner.items()}
+        elif key == "additionalProperties" and inner is False:
+            made[key] = {"type": "null"}
         elif key == "properties" and isinstance(inner, dict):
             made[key] = {name: _nullable(_partial(schema)) for name, schema in inner.items()}
         else:

@@ -140,10 +140,11 @@ class Text:
     def compose(self) -> list[Any]:
         """The documents' nodes; where the text is no YAML, without the sections in which it is not.
 
-        libyaml reads it, if it is there; what it refuses is read again by PyYAML, whose messages these are.
+        libyaml reads it, if it is there; what it refuses is read again by PyYAML, whose messages these are. About tabs
+        the two disagree, so that PyYAML alone reads those.
         """
         fast = getattr(yaml, "CSafeLoader", None)
-        if fast is not None and not self.fatal:
+        if fast is not None and not self.fatal and not any("\t" in line for line in self.lines):
             with contextlib.suppress(yaml.YAMLError, RecursionError):
                 return list(yaml.compose_all("\n".join(self.lines), Loader=fast))
         while not self.fatal:
