@@ -558,6 +558,40 @@ def test_a_transfer_that_is_told_to_stop_stops_and_is_gone_on_with(
     assert whole(two.root).builds() == [ID]
 
 
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from qdc.cli import main
+from qdc.store import remote, transfer
+transfer.PART = 4
+real, parts = remote.Remote.part, []
+def slow(self, name, start, end):
+    parts.append(name)
+    if len(parts) == 8:
+        os.kill(os.getpid(), signal.SIGINT)
+    if len(parts) >= 8:
+        time.sleep(0.3)
+    return real(self, name, start, end)
+remote.Remote.part = slow
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_leaves_what_came_and_the_same_command_goes_on(store: Store, tmp_path: Path) -> None:
+    there, two = remote_of(store, tmp_path / "remote"), tmp_path / "two"
+    arguments = ["store", "pull", ID, "--store", str(two), "--remote", f"file://{there}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "compiler")}
+    started = time.monotonic()
+    stopped = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *arguments], capture_output=True, text=True, env=environment
+    )
+    assert stopped.returncode == 130, stopped.stderr
+    assert "Traceback" not in stopped.stderr and "run the same command to go on" in stopped.stderr
+    assert time.monotonic() - started < 20 and verify(two) == [] and Store(two).builds() == []
+    done = command(*arguments)
+    assert done.returncode == 0 and f"pulled build {ID}" in done.stdout, done.stderr
+    assert whole(two).builds() == [ID]
+
+
 # Read-through
 
 
@@ -596,6 +630,28 @@ def test_a_lying_remote_is_named_and_the_stage_runs(tmp_path: Path, made: Script
     (note,) = build.notes
     assert held.name in note and "its content has the SHA-256" in note and "was not used" in note
     whole(tmp_path / "b")
+
+
+def test_an_answer_that_comes_between_two_looks_is_no_endless_wait(
+    tmp_path: Path,
+    made: Scripts,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The remote has nothing, and says so after the build has left the stage to it and before it waits."""
+    real = Build._wait
+
+    def wait(build: Build) -> None:
+        if build.through is not None:
+            build.through.close()
+        real(build)
+
+    monkeypatch.setattr(Build, "_wait", wait)
+    done = threading.Thread(
+        target=reading, args=(tmp_path / "s", f"file://{tmp_path}/none", made.instance("one")), daemon=True
+    )
+    done.start()
+    done.join(20)
+    assert not done.is_alive() and made.ran() == ["one"]
 
 
 @pytest.mark.parametrize("url", ["s3://none.such/x", "nosuch://x/y", "file:///proc/version/x"])

@@ -214,14 +214,15 @@ def test_under_a_size_the_oldest_builds_go_and_the_newest_of_each_recipe_stay(tm
 
 def test_what_a_young_record_was_made_from_stays_with_it(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    first = small_store.stage(store, "weights", 1, {}, {"w": b"1"})
+    source = small_store.publish(store, {"s": b"given"})
+    first = small_store.stage(store, "weights", 1, {"source": source}, {"w": b"1"})
     pass_days(tmp_path, 90)
     second = small_store.stage(store, "image", 1, {"weights": first["output"]}, {"i": b"1"})
     lone = small_store.stage(store, "weights", 2, {}, {"w": b"2"})
     pass_days(tmp_path, 1)
     os.utime(next((tmp_path / "records" / lone["key"]).glob("*.json")), (0, 0))
     sweep(store, Policy(), time.time())
-    assert store.record(first["key"]) and store.record(second["key"])
+    assert store.record(first["key"]) and store.record(second["key"]) and store.has_tree(source)
     assert store.record(lone["key"]) is None and not store.has_tree(lone["output"])
 
 

@@ -11,6 +11,7 @@ from qdc.cli.common import answer, open_store, parser
 from qdc.graph.plan import plan
 from qdc.run.front import front
 from qdc.run.keep import import_output
+from qdc.store.use import in_use
 
 
 def main(arguments: list[str]) -> int:
@@ -22,7 +23,8 @@ def main(arguments: list[str]) -> int:
     given = options.parse_args(arguments)
     store = open_store(given.store, given.recipe)
     made = plan(front(given.recipe, given.sets, store).instances, store.record, store.latest)
-    record = import_output(store, made, given.stage, given.folder, given.because)
+    with in_use(store.root):
+        record = import_output(store, made, given.stage, given.folder, given.because)
     if given.json:
         answer({"stage": given.stage, "key": record["key"], "output": record["output"]})
     else:

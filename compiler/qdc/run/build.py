@@ -86,6 +86,7 @@ class Build:
         self.elsewhere: set[str] = set()
         self.decisions: Decisions | None = None
         self.through: Through | None = None
+        self.asked = False
 
     @property
     def notes(self) -> list[str]:
@@ -133,8 +134,7 @@ class Build:
         from qdc.run import process
 
         workers = [item.worker for item in self.running.values()]
-        asking = self.through is not None and self.through.asking
-        ended = process.wait_any(workers, HEAR_S if asking else LOOK_AGAIN_S if self.elsewhere else None)
+        ended = process.wait_any(workers, HEAR_S if self.asked else LOOK_AGAIN_S if self.elsewhere else None)
         if ended is not None:
             self._finish(ended)
 
@@ -174,10 +174,13 @@ class Build:
             from qdc.run.through import Through
 
             self.through = Through(self.store, self.settings.remote)
-        return self.through.takes(stage.instance.name, str(stage.key))
+        taken = self.through.takes(stage.instance.name, str(stage.key))
+        self.asked = self.asked or taken
+        return taken
 
     def _start_ready(self, wanted: list[Stage]) -> None:
         """Start every stale stage whose lane has room; of two with the same key, one."""
+        self.asked = False
         for stage in wanted:
             if stage.state != "stale" or stage.instance.name in self.running or self._fetches(stage):
                 continue

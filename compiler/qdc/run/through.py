@@ -36,11 +36,6 @@ class Through:
         self._threads: list[threading.Thread] = []
         self._off = False
 
-    @property
-    def asking(self) -> bool:
-        """Whether an answer is to come."""
-        return "asked" in self._answers.values()
-
     def takes(self, name: str, key: str) -> bool:
         """Whether the output of a stage is asked for or on its way; asks at the first call for its key."""
         if key not in self._answers and not self._off:

@@ -259,8 +259,10 @@ class _Reach:
             key = item.value.get("key") if isinstance(item.value, dict) else None
             if key not in self.keys or not self.usable.get(str(key)):
                 self._goes(made, item.path)
-        for path in _listed(root / "memo" / "front"):
-            if not self.young(_mtime(path)):
+        rows = [row.value for key in self.keys for row in self.usable.get(key, [])]
+        codes = {(value.get("components") or {}).get("code") for value in rows}
+        for path in (*_listed(root / "memo" / "front"), *_listed(root / "memo" / "code")):
+            if path.stem not in codes and not self.young(_mtime(path)):
                 self._goes(made, path)
         for path in _listed(root / "records"):
             if path.name not in self.held.records and self.now - _mtime(path) > UNFINISHED_S:
