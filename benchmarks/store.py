@@ -1,0 +1,265 @@
+"""Measures the store beside its peers, in one run, and writes docs/results/store.md.
+
+A build with nothing to do; a change of K with gigabytes of weights in the store; what weights cost on disk; taking
+files in. Every figure of the page is of this run. `--quick` prints a small run and writes nothing. Data lies in the
+user's cache folder, about 9 GB at a time, and is removed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import null_build
+from checkpoint import given_project
+from peers import cache, peer, versions
+
+from qdc.core.files import sha256_file
+from qdc.store.store import Store
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "results" / "store.md"
+QUIET, PATIENCE = 0.5, 300.0
+"""Load a core at which timing may begin, and how many seconds are waited for it."""
+INGEST_BUDGET = 0.8
+EDIT_MS, EDIT_BYTES = 1000, 200_000
+GIB = 1 << 30
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--quick", action="store_true", help="small files and few rounds; prints, writes nothing")
+    given = options.parse_args()
+    size, rounds, file_size, turns = (3_000_000, 3, 32 << 20, 1) if given.quick else (2 * GIB, 25, GIB, 3)
+    cache().mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix="store-", dir=cache()))
+    patience = 0.0 if given.quick else PATIENCE
+    try:
+        taken_in = ingest_section(place / "ingest", file_size, turns, patience)
+        built = built_sections(place / "built", size, rounds, patience)
+    finally:
+        shutil.rmtree(place)
+    page = "\n".join([*head(), *built, *taken_in])
+    if given.quick:
+        print(page)
+    else:
+        PAGE.write_text(page, encoding="utf-8")
+    return 0
+
+
+def head() -> list[str]:
+    """Machine, versions and command."""
+    info = Path("/proc/cpuinfo").read_text()
+    model = (re.search(r"model name\s*: (.*)", info) or ["", platform.machine()])[1]
+    memory = int((re.search(r"MemTotal: *(\d+)", Path("/proc/meminfo").read_text()) or ["", "0"])[1]) / 1e6
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()[:12]
+    disk = subprocess.run(["stat", "-f", "-c", "%T", str(cache())], capture_output=True, text=True).stdout.strip()
+    return [
+        "# The store, measured",
+        "",
+        "Written by `python benchmarks/store.py`; every figure is of that one run. Peers run on the same machine in",
+        "the same run, in turns.",
+        "",
+        f"- machine: {os.cpu_count()} cores, {model}, {memory:.0f} GB, {platform.system()} {platform.release()}",
+        f"- file system: {disk}",
+        f"- Python {platform.python_version()}" + (f", commit {commit}" if commit else ""),
+        "",
+    ]
+
+
+def quiet(patience: float) -> str:
+    """Wait until the machine is idle, for so many seconds at most; returns the load then, as a sentence."""
+    limit, start = QUIET * (os.cpu_count() or 1), time.monotonic()
+    while os.getloadavg()[0] > limit and time.monotonic() - start < patience:
+        time.sleep(10)
+    load = os.getloadavg()
+    busy = "" if load[0] <= limit else "; the machine was busy, so times are too long and rates too low"
+    return f"Load average when timing began: {load[0]:.2f} {load[1]:.2f} {load[2]:.2f}{busy}."
+
+
+# -- what is built ----------------------------------------------------------------------------------------------------
+
+
+def built_sections(place: Path, size: int, rounds: int, patience: float) -> list[str]:
+    """A real build of seven stages; micro beside it in the same store, for its K."""
+    recipe, store = given_project(place / "qdc", size), Store(place / "store")
+    weights = recipe.parent / "base" / "model.safetensors"
+    tool = null_build.qdc(recipe, store.root)
+    build = place / "build.log"
+    with build.open("w") as log:
+        subprocess.run(tool.command, cwd=tool.folder, env=null_build.environment(), stdout=log, stderr=log, check=True)
+    once = once_section(store, recipe)
+    tools = [tool, *null_build.peers(place, weights)]
+    null = null_build.section(tools, weights, rounds, quiet(patience))
+    return [*null, *edit_section(place, store, 1 if rounds < 10 else 3, patience), *once]
+
+
+def once_section(store: Store, recipe: Path) -> list[str]:
+    """Bytes of the objects against those of the input and of the stages' outputs."""
+    base = recipe.parent / "base"
+    given = sum(path.stat().st_size for path in base.rglob("*") if path.is_file())
+    records = (store.record(path.name) for path in (store.root / "records").iterdir())
+    trees = {record["instance"]: store.tree(record["output"]) for record in records if record}
+    outputs = {name: tree for name, tree in trees.items() if tree}
+    objects = sum(path.stat().st_size for path in (store.root / "objects").rglob("*") if path.is_file())
+    named = sum(tree.size for tree in outputs.values())
+    return [
+        "## Weights are kept once",
+        "",
+        "The same build. `base` checks the given checkpoint and passes it on; its output is the input's objects.",
+        "",
+        "| what | bytes |",
+        "|---|---:|",
+        f"| the given folder | {given:,} |",
+        *(f"| output of `{name}` | {tree.size:,} |" for name, tree in sorted(outputs.items())),
+        f"| all of these | {given + named:,} |",
+        f"| objects in the store | {objects:,} |",
+        "",
+        f"The objects are {given + named - objects:,} bytes fewer than what they stand for.",
+        "",
+    ]
+
+
+def edit_section(place: Path, store: Store, series: int, patience: float) -> list[str]:
+    """K of micro, built in the same store; each build is of a K that the store has not seen."""
+    folder = place / "micro"
+    shutil.copytree(ROOT / "recipes", folder)
+    command = [str(Path(sys.executable).with_name("qdc")), "build", "micro.yaml", "--store", str(store.root)]
+    command += ["--quiet", "--set", "image.base={scratch: true}"]
+    held = _bytes(store.root / "objects")
+    _build(command, folder)
+    load = quiet(patience)
+    seconds, grown, blocks = [], [], []
+    for requests in range(1, series + 1):
+        fixed = [*command, "--set", f"serve.max_num_seqs={requests}"]
+        _build([*fixed, "--set", "serve.k=7"], folder)
+        for k in range(6, 0, -1):
+            before, usage = _bytes(store.root), resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock
+            start = time.perf_counter()
+            _build([*fixed, "--set", f"serve.k={k}"], folder)
+            seconds.append((time.perf_counter() - start) * 1000)
+            grown.append(_bytes(store.root) - before)
+            blocks.append((resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock - usage) * 512)
+    return [
+        "## A change of K",
+        "",
+        f"`qdc build` of micro with another K, in a store with {held / 1e9:.1f} GB of objects of the build above;",
+        f"{len(seconds)} cold processes, each with a K that the store has not seen. Only `image` runs. {load}",
+        "",
+        "| what | median | most | budget |",
+        "|---|---:|---:|---:|",
+        f"| ms | {statistics.median(seconds):.0f} | {max(seconds):.0f} | {EDIT_MS} |",
+        f"| bytes by which the store grows | {statistics.median(grown):,.0f} | {max(grown):,} | {EDIT_BYTES:,} |",
+        f"| bytes given to the disk, in its blocks | {statistics.median(blocks):,.0f} | {max(blocks):,} | |",
+        "",
+    ]
+
+
+def _build(command: list[str], folder: Path) -> None:
+    environment = null_build.environment()
+    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode != 0:
+        raise SystemExit(f"the build answered {done.returncode}:\n{done.stdout.decode()[-2000:]}")
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+# -- taking files in --------------------------------------------------------------------------------------------------
+
+
+def ingest_section(place: Path, file_size: int, turns: int, patience: float) -> list[str]:
+    """Four files into a store, beside hashing them and beside copying them."""
+    folder = place / "files"
+    folder.mkdir(parents=True)
+    files = [folder / name for name in ("a", "b", "c", "d")]
+    for path in files:
+        with path.open("wb") as stream:
+            for _ in range(file_size >> 22):
+                stream.write(os.urandom(1 << 22))
+    python = peer("dvc", ["dvc"])
+    os.sync()
+    for path in files:
+        sha256_file(path)
+    load = quiet(patience)
+    total, made = 4 * file_size, place / "made"
+    ways: dict[str, Callable[[], object]] = {
+        "hashlib SHA-256, one thread": lambda: [sha256_file(path) for path in files],
+        "hashlib SHA-256, two threads": lambda: _two(files),
+        "`sha256sum`, two processes": lambda: _two_sums(files),
+        "`qdc` ingest": lambda: Store(made).ingest(folder),
+        "`qdc` ingest, known by stat": lambda: Store(made).ingest(folder),
+        "`cp`, then `sync`": lambda: _cp(folder, made),
+        "`dvc add`": lambda: _dvc(folder, made, python),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(turns):
+        for name, way in ways.items():
+            if "known" not in name:
+                shutil.rmtree(made, ignore_errors=True)
+                os.sync()
+            start = time.perf_counter()
+            way()
+            taken[name].append(time.perf_counter() - start)
+    rates = {name: total / statistics.median(seconds) / 1e9 for name, seconds in taken.items()}
+    share = rates["`qdc` ingest"] / rates["hashlib SHA-256, two threads"]
+    shutil.rmtree(place)
+    return [
+        "## Taking files in",
+        "",
+        f"Four files of {file_size / GIB:.2f} GiB of random bytes, in the disk's cache; median of {turns}, in turns.",
+        "`qdc` reads each byte once, hashes it, and has it on the disk at the end; `cp` and `sync` have it there",
+        f"without a digest; DVC {versions(python)['dvc']} takes MD5 and does not sync. {load}",
+        "",
+        "| way | GB/s | s |",
+        "|---|---:|---:|",
+        *(f"| {name} | {rates[name]:.2f} | {statistics.median(taken[name]):.2f} |" for name in ways),
+        "",
+        f"Ingest goes at {share:.0%} of SHA-256's own rate on two threads; the budget is {INGEST_BUDGET:.0%}.",
+        "",
+    ]
+
+
+def _two(files: list[Path]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(sha256_file, files))
+
+
+def _two_sums(files: list[Path]) -> None:
+    halves = [files[::2], files[1::2]]
+    running = [subprocess.Popen(["sha256sum", *half], stdout=subprocess.DEVNULL) for half in halves]
+    if any(process.wait() for process in running):
+        raise SystemExit("sha256sum failed")
+
+
+def _cp(folder: Path, made: Path) -> None:
+    subprocess.run(["cp", "-r", "--reflink=auto", str(folder), str(made)], check=True)
+    subprocess.run(["sync", *(str(path) for path in made.iterdir())], check=True)
+
+
+def _dvc(folder: Path, made: Path, python: Path) -> None:
+    """A project whose data is the folder, which stays where it is; copied into DVC's cache."""
+    binary, environment = str(python.with_name("dvc")), null_build.environment()
+    made.mkdir()
+    (made / "files").mkdir()
+    for path in folder.iterdir():
+        os.link(path, made / "files" / path.name)
+    for command in (["init", "-q", "--no-scm"], ["config", "cache.type", "copy"], ["add", "-q", "files"]):
+        subprocess.run([binary, *command], cwd=made, env=environment, check=True, stderr=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
