@@ -25,6 +25,7 @@ from qdc.cli import main
 from qdc.cli.progress import Quiet
 from qdc.core import canonical
 from qdc.core.errors import QdcError
+from qdc.core.redact import hide, secrets, without_credentials
 from qdc.graph.instances import Instance
 from qdc.report.answers import checked
 from qdc.run.build import Build
@@ -807,6 +808,26 @@ def test_planted_credentials_reach_no_record_message_or_log(
     said = capfd.readouterr()
     assert "127.0.0.1" in said.err and "x" in said.err
     unseen(root, said.out, said.err, *build.notes)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "secret"),
+    [
+        ("s3://bucket/a/b", "s3://bucket/a/b", None),
+        ("http://host:8080/a@b", "http://host:8080/a@b", None),
+        ("ftp://me:Pa55word@host/x", "ftp://host/x", "Pa55word"),
+        ("http://me:Pa55@word@host:80/x", "http://host:80/x", "Pa55@word"),
+        ("http://me:Pa55%20word@host:80/x", "http://host:80/x", "Pa55 word"),
+        ("s3://AKIA1:ab/Pa55word@bucket/x", "s3://bucket/x", "ab/Pa55word"),
+        ("http://host/x?X-Sig=Pa55word&a=1", "http://host/x", "Pa55word"),
+        ("abfs://c@account/x#Pa55word", "abfs://account/x", "Pa55word"),
+    ],
+)
+def test_no_url_is_shown_with_what_opens_it(url: str, shown: str, secret: str | None) -> None:
+    assert without_credentials(f"see '{url}', or {url} there") == f"see '{shown}', or {shown} there"
+    if secret is not None:
+        assert hide(f"{url} said {secret}", secrets(url, {})) == f"{shown} said ***"
+    assert hide("of Pa55word", secrets("", {"MY_TOKEN": "Pa55word", "HOME": "of"})) == "of ***"
 
 
 def test_a_worker_is_not_told_of_the_remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

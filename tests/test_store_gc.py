@@ -154,14 +154,16 @@ def an_old_store(root: Path) -> Clockwork:
 
 
 def test_a_kill_at_any_call_leaves_a_whole_store_and_the_next_run_ends_the_same_way(tmp_path: Path) -> None:
-    policy = Policy(1, 10 * DAY, max_bytes=110)
+    policy = Policy(1, 10 * DAY, max_bytes=80)
     whole = an_old_store(tmp_path / "whole")
     origin = tmp_path / "origin"
     shutil.copytree(whole.root, origin)
     with pytest.MonkeyPatch.context() as patch:
         calls = dying(patch, 0)
         made = sweep(Store(whole.root), policy, time.time())
-    assert len(made.builds) >= 2 and made.records and made.trees and made.objects and made.rest
+    young = "20260101-000007-0"
+    assert len(made.builds) >= 2 and young in {id for id, _ in made.builds}
+    assert made.records and made.trees and made.objects and made.rest
     wanted = listing(whole.root)
     assert len(calls) > 20
     for at in range(1, len(calls) + 1):
@@ -173,7 +175,8 @@ def test_a_kill_at_any_call_leaves_a_whole_store_and_the_next_run_ends_the_same_
         left = Clockwork(root)
         left.kept = whole.kept
         left.check(policy, dict.fromkeys(whole.store.builds()))
-        left.gc(policy)
+        sweep(left.store, policy, time.time())
+        left.check(policy, dict.fromkeys(whole.store.builds()))
         assert listing(root) == wanted, f"killed at call {at}, {calls[at - 1]}"
         shutil.rmtree(root)
 
@@ -244,6 +247,21 @@ def test_records_without_output_and_leftovers_go(tmp_path: Path) -> None:
     assert not (tmp_path / "records" / row["key"]).exists() and verify(tmp_path) == []
     assert store.record(whole["key"]) and not (tmp_path / "partial" / whole["key"]).exists()
     assert not (tmp_path / "trees" / ".unfinished").exists()
+
+
+def test_of_a_kept_build_whose_output_is_damaged_the_rest_stays(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = small_store.build(store, "/r/a.yaml", 1, "20260101-000001-0")
+    pass_days(tmp_path, 90)
+    row = made["stages"][0]
+    tree = store.tree(row["output"])
+    assert tree is not None
+    store.discard(tree.entries[0].sha256)
+    sweep(store, Policy(), time.time())
+    assert store.record_with(row["key"], row["output"]) is None, "a record without its output"
+    assert store.object_path(tree.entries[1].sha256).is_file() and store.tree(row["output"]) is not None
+    small_store.stages(store, 1)
+    assert verify(tmp_path) == [] and store.record(row["key"]) is not None
 
 
 def test_a_build_record_that_cannot_be_read_stops_gc(tmp_path: Path) -> None:

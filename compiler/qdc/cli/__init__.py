@@ -24,7 +24,7 @@ VERBS = {
     "audit": "prove or refute from its bytes what an image claims",
     "gate": "start an image and check that it answers, is lossless and fits",
     "export": "write an image as an OCI layout, an archive, or into a container engine",
-    "store": "verify the store",
+    "store": "verify the store, let go of what no build needs, share it",
 }
 
 

@@ -147,7 +147,7 @@ def _summary(build: dict[str, Any]) -> int:
     rows = [
         [
             stage["name"],
-            "ran" if stage["ran"] else "fresh",
+            "ran" if stage["ran"] else "fetched" if stage.get("fetched") else "fresh",
             f"{stage['built_seconds'] or 0:.1f}",
             stage["determinism"] + (" (kept)" if stage.get("kept") else ""),
             stage["key"][:12],

@@ -192,7 +192,7 @@ def _push(arguments: list[str]) -> int:
 def _pull(arguments: list[str]) -> int:
     options = _remote_parser("pull")
     options.add_argument(
-        "what", nargs="?", metavar="BUILD|RECIPE", help="a build id, or a recipe; nothing is the remote's latest build"
+        "what", nargs="?", metavar="BUILD|RECIPE", help="a build id, @1 (the remote's latest), or a recipe"
     )
     given = options.parse_args(arguments)
     near = _near(given.what)
@@ -204,7 +204,11 @@ def _pull(arguments: list[str]) -> int:
         ids = transfer.remote.builds()
         if given.what is None and not ids:
             raise QdcError("remote.unknown", f"{transfer.remote.name} has no builds", exit_code=COULD_NOT)
-        transfer.pull_build(given.what or ids[-1])
+        latest = re.fullmatch(r"@([1-9]\d*)", given.what or "@1")
+        if latest is not None and int(latest[1]) <= len(ids):
+            transfer.pull_build(ids[-int(latest[1])])
+        else:
+            transfer.pull_build(given.what)
         return {}
 
     return _transfer("pull", given, store, work)

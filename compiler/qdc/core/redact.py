@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import unquote, urlsplit
 
-_USER = re.compile(r"(?<=://)[^/\s@]*(?:@[^/\s@]*)*@")
+_USER = re.compile(r"(?<=://)(?:[^/\s@:]*:(?!\d+(?:/|\Z))[^\s@]*@(?:[^/\s@]*@)*|[^/\s@]*(?:@[^/\s@]*)*@)")
+"""The user part of a URL; a password may have slashes in it, although it should not."""
 _QUERY = re.compile(r"(\w://[^\s?#'\"`]*)[?#][^\s'\"`]*")
 _NAMED = re.compile(r"KEY|SECRET|TOKEN|PASSW|CREDENTIAL|SAS|CONNECTION_STRING", re.IGNORECASE)
 SHORTEST = 4
@@ -27,9 +28,8 @@ def secrets(url: str = "", environment: Mapping[str, str] | None = None) -> set[
     """Every value that must not be shown: of the URL's user part and query, and of variables named for secrets."""
     found = []
     parts = urlsplit(url)
-    user, at, _ = parts.netloc.rpartition("@")
-    if at:
-        found += [user, *user.split(":")]
+    for user in _USER.findall(url):
+        found += [user[:-1], *user[:-1].split(":"), user[:-1].partition(":")[2]]
     if parts.query:
         found += [parts.query, *(item.partition("=")[2] for item in parts.query.split("&"))]
     found += [parts.fragment] if parts.fragment else []
