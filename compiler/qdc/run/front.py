@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import time
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,7 +53,7 @@ class Front:
 
 def front(path: Path, sets: list[str], store: Store) -> Front:
     """Read a recipe; raises RecipeInvalid or QdcError. A store that cannot be written works, only slower."""
-    memo = store.root / "memo" / "front" / f"{canonical.digest([str(path.resolve()), sets])}.json"
+    memo = store.root / "memo" / "front" / f"{canonical.digest([str(path.resolve()), sets])}.json.z"
     code = _package_signature()
     remembered = _remembered(memo, path, store, code)
     if remembered is not None:
@@ -62,7 +63,7 @@ def front(path: Path, sets: list[str], store: Store) -> Front:
 
 def _remembered(memo: Path, path: Path, store: Store, code: str) -> Front | None:
     try:
-        value = json.loads(memo.read_bytes())
+        value = json.loads(zlib.decompress(memo.read_bytes()))
         same = (
             value["code"] == code
             and value["lock"] == [str(path.absolute()), value["lock"][1], _digest(Path(value["lock"][1]))]
@@ -70,7 +71,7 @@ def _remembered(memo: Path, path: Path, store: Store, code: str) -> Front | None
             and all(sha256_file(Path(name)) == digest for name, digest in value["files"].items())
             and all(_same_folder(store, given) for given in value["folders"].values())
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, zlib.error):
         return None
     if not same or str(path.resolve()) not in value["files"]:
         return None
@@ -169,7 +170,7 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         "instances": [item.as_json() for item in instances],
     }
     with contextlib.suppress(OSError):
-        write_atomic(memo, canonical.dumps(value))
+        write_atomic(memo, zlib.compress(canonical.dumps(value), 1))
     return Front(
         loaded.data,
         loaded.document.sha256,
