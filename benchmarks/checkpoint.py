@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "compiler")]
@@ -20,8 +21,10 @@ from safetensors.torch import save_file  # noqa: E402
 from qdc.formats import qwen35  # noqa: E402
 from qdc.methods import tokenizer  # noqa: E402
 
-VOCABULARY = 512
-HIDDEN = 2048
+TOKENS = 512
+"""Of the tokenizer; as in the real models, the embedding has rows that no token uses."""
+LARGE, SMALL = (3072, 248_320), (128, 1024)
+"""Hidden size, rows of the embedding."""
 
 
 def given_project(folder: Path, size: int) -> Path:
@@ -30,10 +33,10 @@ def given_project(folder: Path, size: int) -> Path:
     base = folder / "base"
     base.mkdir()
     template = (folder / "chatml.jinja").read_text()
-    backend = tokenizer.train_byte_bpe(["user\n", "assistant\n", "1 + 1 = 2\n"] * 50, VOCABULARY, "<|mask|>")
+    backend = tokenizer.train_byte_bpe(["user\n", "assistant\n", "1 + 1 = 2\n"] * 50, TOKENS, "<|mask|>")
     tokenizer.write_tokenizer(backend, base, template, 2048, "<|mask|>")
     known = tokenizer.load_tokenizer(base)
-    config = qwen35.text_config(_architecture(size), VOCABULARY, {"pad": known.pad_id, "eos": known.eos_id})
+    config = _config(size, {"pad": known.pad_id, "eos": known.eos_id})
     generator = torch.Generator().manual_seed(1)
     weights = {
         name: torch.randn(shape, generator=generator).mul_(0.05).to(torch.bfloat16)
@@ -46,28 +49,22 @@ def given_project(folder: Path, size: int) -> Path:
     return recipe
 
 
-def _architecture(size: int) -> dict[str, object]:
-    """As many pairs of layers as make the size; narrow ones where it is small."""
-    hidden = HIDDEN if size > 1 << 28 else HIDDEN // 16
-    heads = max(1, hidden // 128)
-    chosen: dict[str, object] = {
+def _config(size: int, special: dict[str, int]) -> dict[str, Any]:
+    """As many pairs of layers as make the size, beside the embedding."""
+    hidden, rows = LARGE if size > 1 << 30 else SMALL
+    heads = hidden // 64
+    chosen: dict[str, Any] = {
         "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
+        "intermediate_size": hidden,
         "layers": [],
-        "attention": {"heads": heads, "kv_heads": max(1, heads // 4), "head_dim": 128},
-        "linear_attention": {
-            "key_heads": max(1, heads // 2),
-            "value_heads": heads,
-            "head_dim": 128,
-            "conv_kernel": 4,
-        },
+        "attention": {"heads": heads, "kv_heads": heads // 2, "head_dim": 64},
+        "linear_attention": {"key_heads": heads // 2, "value_heads": heads, "head_dim": 64, "conv_kernel": 4},
         "rope_theta": 10000.0,
         "max_position_embeddings": 2048,
         "init_range": 0.05,
     }
-    made = 0
-    while made < size:
-        chosen["layers"] = [*chosen["layers"], "linear_attention", "full_attention"]  # type: ignore[misc]
-        shapes = qwen35.tensor_shapes(qwen35.text_config(chosen, VOCABULARY, {"pad": 0, "eos": 1}))
-        made = sum(2 * math.prod(shape) for shape in shapes.values())
-    return chosen
+    while True:
+        chosen["layers"] = [*chosen["layers"], "linear_attention", "full_attention"]
+        config = qwen35.text_config(chosen, rows, special)
+        if sum(2 * math.prod(shape) for shape in qwen35.tensor_shapes(config).values()) >= size:
+            return config
