@@ -57,11 +57,11 @@ def tokenize(model: str, messages: Messages) -> dict[str, Any]:
 def long_conversations(turns: Sequence[tuple[Messages, str, int]], limit: int, variants: int) -> list[Messages]:
     """Multi-turn conversations whose prompts end about `limit` tokens; their true lengths must still be asked.
 
-    `turns`: (messages, answer, tokens of both). From each of two starts: whole turns while they fit, then one user
+    `turns`: (messages, answer, tokens of both). From each of eight starts: whole turns while they fit, then one user
     message that grows by a word a variant.
     """
     found: list[Messages] = []
-    for start in (0, len(turns) // 2):
+    for start in sorted({len(turns) * part // 8 for part in range(8)}):
         ordered = [*turns[start:], *turns[:start]]
         head: Messages = []
         used = number = 0
