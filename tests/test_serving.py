@@ -134,7 +134,7 @@ def test_every_patch_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: py
 
 def test_an_unknown_patch_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(QdcError) as caught:
-        patches.patch_files("w4-drafter")
+        patches.patch_files("no-such-patch")
     assert "gdn-short-verify" in str(caught.value)
 
 
