@@ -11,7 +11,7 @@ from micro import Micro
 
 ROOT = Path(__file__).resolve().parents[1]
 
-_KEPT = ("QDC_TRAIN_PYTHON", "QDC_SERVE_PYTHON", "QDC_FUZZ", "QDC_FUZZ_REPORT")
+_KEPT = ("QDC_TRAIN_PYTHON", "QDC_SERVE_PYTHON", "QDC_FUZZ", "QDC_FUZZ_REPORT", "QDC_HISTORIES", "QDC_HISTORIES_REPORT")
 for name in [name for name in os.environ if name.startswith("QDC_") and name not in _KEPT]:
     del os.environ[name]
 

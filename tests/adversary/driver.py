@@ -20,6 +20,7 @@ from typing import Any
 from adversary.clock import Clock
 from adversary.faults import Killed
 from adversary.world import DECLARED, World
+
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.stage import Context
 from qdc.graph.code import code_files
@@ -41,6 +42,8 @@ KINDS = {
     "toss": Kind("toss", "core", "sampled", lane="io"),
     "pack": Kind("pack", "core", "exact", data=DATA, lane="io"),
 }
+IDLE = 3000
+"""How often a build may look for others' work in vain: some seconds."""
 _open, _mkdir, _chmod, _close, _write = os.open, os.mkdir, os.chmod, os.close, os.write
 
 
@@ -84,17 +87,27 @@ class Stages:
         self.world: World
         self.before: Callable[[str], None] = lambda name: None
         self.done: list[str] = []
+        self.idle = 0
 
     def start(self, name: str, python: str, job: dict[str, Any], work: Path, log: Path, *_: Any, **__: Any) -> Any:
         failure = QdcError("stage.died", f"stage {name} died", exit_code=COULD_NOT)
         return SimpleNamespace(
-            name=name, job=job, log=log, seconds=0.0, process=SimpleNamespace(returncode=0), failure=lambda code: failure
+            name=name,
+            job=job,
+            log=log,
+            seconds=0.0,
+            process=SimpleNamespace(returncode=0),
+            failure=lambda code: failure,
         )
 
     def wait_any(self, workers: list[Any], limit_s: float | None = None) -> Any:
         if not workers:
+            self.idle += 1
+            if self.idle > IDLE:
+                raise RuntimeError("the build waits for ever")
             time.sleep(limit_s or 0.0)
             return None
+        self.idle = 0
         worker = workers[0]
         self.before(worker.name)
         job = worker.job

@@ -14,6 +14,7 @@ from typing import Any
 
 CALLS = (
     "chmod",
+    "fchmod",
     "fsync",
     "link",
     "mkdir",
@@ -62,7 +63,7 @@ class Fault:
 @contextlib.contextmanager
 def striking(fault: Fault, store: Path) -> Iterator[None]:
     """Within, calls that change files below `store` meet the fault. Freeing space works on a full disk."""
-    frees = ("remove", "rmdir", "unlink", "chmod", "utime", "fsync", "truncate")
+    frees = ("remove", "rmdir", "unlink", "chmod", "fchmod", "utime", "fsync", "truncate")
     real = {name: getattr(os, name) for name in CALLS} | {"open": os.open}
     real_io_open, inside = io.open, str(store)
 

@@ -126,7 +126,6 @@ class Disk:
         return {path.name for path in objects if sha(path.read_bytes()) != path.name}
 
 
-
 @dataclass
 class Entry:
     """One record: an output under a sense; `n` grows with every record that is added."""

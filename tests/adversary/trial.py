@@ -1,4 +1,4 @@
-"""One history as it happens: a world, qdc on it, the oracle beside it, and the comparison of the two after each step."""
+"""One history as it happens: a world, qdc on it, the oracle beside it, and what the two say after each step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from adversary.clock import Clock
 from adversary.driver import Engine, Outcome
 from adversary.oracle import KIND, Disk, Expected, Oracle, digest_of
 from adversary.world import Meaning, World
+
 from qdc.core.errors import QdcError
+from qdc.store.store import Store
 
 FRESH, STALE, OTHER = "wrongly fresh", "wrongly stale", "otherwise wrong"
 ATTEMPTS = 8
@@ -23,7 +25,7 @@ class Wrong(AssertionError):
 
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(f"{kind}: {what}")
-        self.kind = kind
+        self.kind, self.what = kind, what
 
 
 @dataclass
@@ -45,7 +47,10 @@ def scratch() -> Path:
 
 
 class Trial:
-    """A world that has been built once, and what happens to it. `keys`: key of the engine -> sense of the oracle."""
+    """A world and what happens to it. `keys`: key of the engine -> sense of the oracle.
+
+    `forgetful`: memos were lost, so that nobody knows any more which output was a stage's last.
+    """
 
     def __init__(self, count: Count | None = None) -> None:
         self.count = count or Count()
@@ -55,8 +60,9 @@ class Trial:
         self.engine = Engine(self.world, self.clock)
         self.oracle = Oracle()
         self.keys: dict[str, str] = {}
+        self.builds = 0
+        self.forgetful = False
         self.clock.advance()
-        self.settle()
 
     def close(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
@@ -99,17 +105,24 @@ class Trial:
                     self.oracle.made(key, expected.outputs[stage])
         if self.disk.damaged() - damaged:
             raise Wrong(OTHER, "an object is damaged that was not before")
-        self._judge_quiet(expected)
+        self._judge_quiet(expected, outcome)
+        self.last = expected
         return expected
 
-    def _judge_quiet(self, expected: Expected) -> None:
-        """Right after a build, a plan finds everything fresh."""
+    def _judge_quiet(self, expected: Expected, outcome: Outcome) -> None:
+        """Right after a build, a plan finds everything fresh. The build's record is written then, as qdc does."""
         states = self.engine.plan()
         self.count.decisions += len(states)
         self.keys |= {str(key): expected.senses[stage] for stage, (_, key) in states.items()}
         bad = [f"{stage} is {state}" for stage, (state, _) in states.items() if state != "fresh"]
         if bad:
             raise Wrong(STALE, f"right after a build {', '.join(bad)}")
+        self.builds += 1
+        rows = [{"name": stage, "key": states[stage][1], "output": output} for stage, output in outcome.outputs.items()]
+        image = {"artifact": outcome.outputs["pack"]}
+        Store(self.world.store).add_build(
+            {"build": f"{self.builds:04}", "recipe_file": str(self.world.recipe), "stages": rows, "image": image}
+        )
 
     def _judge_states(self, states: dict[str, str], expected: Expected, maybe: frozenset[str]) -> None:
         for stage, state in states.items():
@@ -146,4 +159,3 @@ class Trial:
         for stage in outcome.recorded:
             self.oracle.made(expected.senses[stage], expected.outputs[stage])
         return frozenset(expected.senses[stage] for stage in outcome.ran) - done
-

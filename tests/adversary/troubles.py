@@ -7,18 +7,23 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from adversary.driver import Outcome
 from adversary.edits import INSIDE, Step, constant, input_text
 from adversary.faults import Fault, Killed, striking
-from adversary.oracle import digest_of, sense, sources
+from adversary.oracle import Files, digest_of, sense, sha, sources
 from adversary.trial import FRESH, OTHER, STALE, Trial, Wrong
+
 from qdc.core.errors import QdcError
 from qdc.graph.plan import Plan
 from qdc.run.keep import choose, import_output, keep
+from qdc.store.gc import Policy
 from qdc.store.memo import seen
 from qdc.store.store import Store
+from qdc.store.sweep import sweep
+from qdc.store.verify import remove, verify
 
 TROUBLES: dict[str, Step] = {}
 HOUR_NS = 3600 * 10**9
@@ -80,6 +85,7 @@ def _read_only(trial: Trial, a: int, b: int) -> str:
 def _other_checkout(trial: Trial, a: int, b: int) -> str:
     """It holds everything, and knows none of this checkout's files by their stat."""
     shutil.rmtree(trial.world.store / "memo")
+    trial.forgetful = True
     return _unwritable(trial, a)
 
 
@@ -138,6 +144,7 @@ def _moved(trial: Trial, a: int, b: int) -> str:
 @trouble("memo lost or damaged")
 def _memo(trial: Trial, a: int, b: int) -> str:
     """All of it is a cache: losing it costs time only."""
+    trial.forgetful = True
     some = sorted(path for path in (trial.world.store / "memo").rglob("*") if path.is_file())
     if a % 3 == 0 or not some:
         shutil.rmtree(trial.world.store / "memo", ignore_errors=True)
@@ -207,10 +214,15 @@ def _hidden(trial: Trial, a: int, b: int) -> str:
         store = Store(trial.world.store)
         store.memo.learn(path, seen(path), path.name, trial.clock.now + HOUR_NS)
         store.memo.save()
-        found = store.verify()
-    if path.name not in found or set(found) != trial.disk.damaged():
-        raise Wrong(FRESH, f"verify finds {found}, the disk has {trial.disk.damaged()}")
-    store.discard(path.name)
+    found = [item for item in verify(trial.world.store) if item.kind == "object"]
+    if {item.name for item in found} != trial.disk.damaged():
+        raise Wrong(FRESH, f"verify names {found}, the disk has {trial.disk.damaged()}")
+    expected = trial.expect()
+    named = {trial.keys.get(str(row["key"])) for item in found if item.name == path.name for row in item.stages}
+    for stage, sense_ in expected.senses.items():
+        if path.name in {sha(content) for _, _, content in expected.outputs[stage]} and sense_ not in named:
+            raise Wrong(OTHER, f"verify does not name {stage}, whose output is damaged")
+    remove(found)
     trial.settle()
     return f"a bit of object {path.name[:8]} flipped without a trace in its stat; verify; a build"
 
@@ -283,25 +295,55 @@ def _choose(trial: Trial, a: int, b: int) -> str:
 @trouble("keep")
 def _keep(trial: Trial, a: int, b: int) -> str:
     """A person answers for the output that counted until now; what follows from it stays fresh."""
-    module, stage = (("stages/draw", "draw"), ("stages/join", "join"), ("stages/toss", "toss"))[a % 3]
+    module, stage = OWN[a % len(OWN)]
     before = trial.expect().outputs[stage]
     said = constant(trial, module, b)
+    return f"{said}, and {stage} is {_kept(trial, stage, before)}"
+
+
+@trouble("keep after a try that was taken back")
+def _keep_again(trial: Trial, a: int, b: int) -> str:
+    """The last output is the one that counted last, not the one that was made last."""
+    module, stage = OWN[a % len(OWN)]
+    first, before = trial.meaning.constants[module], trial.expect().outputs[stage]
+    constant(trial, module, 0)
+    trial.settle()
+    trial.clock.advance()
+    trial.meaning.constants[module] = first
+    trial.world.write_code(module)
+    trial.settle()
+    trial.clock.advance()
+    constant(trial, module, 1 + b % 7)
+    return f"the constant of {module} was tried and taken back, then changed, and {_kept(trial, stage, before)}"
+
+
+OWN = (("stages/draw", "draw"), ("stages/join", "join"), ("stages/toss", "toss"))
+
+
+def _kept(trial: Trial, stage: str, before: Files) -> str:
+    """Keep `stage`, whose output was `before`; where the store has forgotten which was last, it may refuse."""
     expected = trial.expect()
+    stale = expected.senses[stage] in expected.must
     with trial.engine.ready():
         store, build, _ = trial.engine.open()
-        kept = keep(store, build.plan, [stage], BECAUSE)
-    if bool(kept) != (expected.senses[stage] in expected.must):
-        raise Wrong(OTHER, f"kept {kept}, where {list(expected.must.values())} are stale")
+        try:
+            kept = keep(store, build.plan, [stage], BECAUSE)
+        except QdcError:
+            if not (trial.forgetful and stale):
+                raise
+            kept = []
+    if kept and not stale:
+        raise Wrong(OTHER, f"{stage} was fresh and is kept")
     if kept:
         trial.oracle.made(expected.senses[stage], before)
     trial.settle()
-    return f"{said}, and {stage} is kept"
+    return "kept" if kept else "not kept"
 
 
 @trouble("import")
 def _import(trial: Trial, a: int, b: int) -> str:
     """An output made elsewhere stands for the stage; what follows is made from it."""
-    module, stage = (("stages/draw", "draw"), ("stages/join", "join"), ("stages/toss", "toss"))[a % 3]
+    module, stage = OWN[a % len(OWN)]
     said = constant(trial, module, b)
     meaning, outputs = trial.meaning, trial.expect().outputs
     key = sense(stage, meaning, {role: outputs[source] for role, source in sources(stage, meaning).items()})
@@ -319,3 +361,56 @@ def _import(trial: Trial, a: int, b: int) -> str:
             raise Wrong(OTHER, f"{stage} is {plan[stage].state} before an import")
     trial.settle()
     return f"{said}, and {stage} is imported as {50 + b}"
+
+
+@trouble("gc")
+def _gc(trial: Trial, a: int, b: int) -> str:
+    said = _pending(trial, b) if b % 2 else "nothing changed"
+    _collect(trial, Policy(keep_builds=1 + a % 3, older_than_s=float(10 * b)))
+    trial.settle()
+    return f"{said}; gc kept {1 + a % 3} builds"
+
+
+@trouble("gc killed")
+def _gc_killed(trial: Trial, a: int, b: int) -> str:
+    fault = Fault("kill", 1 + a * 12 + b)
+    _collect(trial, Policy(keep_builds=1, older_than_s=0.0), fault)
+    trial.settle()
+    _collect(trial, Policy(keep_builds=1, older_than_s=0.0))
+    trial.clock.advance()
+    trial.settle()
+    return f"gc was killed at call {fault.at}, then ran again"
+
+
+def _collect(trial: Trial, policy: Policy, fault: Fault | None = None) -> None:
+    """Sweep the store. The last build stays whole, and no record stays without its output."""
+    trial.forgetful = True
+    last = {sense_: trial.oracle.held(sense_, trial.disk) for sense_ in trial.last.senses.values()}
+    whole = _whole(trial)
+    with trial.engine.ready(), striking(fault or Fault("none"), trial.world.store), suppress(Killed):
+        sweep(Store(trial.world.store), policy, trial.clock.now / 10**9)
+    here = {
+        (trial.keys.get(path.parent.name, ""), _output(path))
+        for path in (trial.world.store / "records").glob("*/*.json")
+        if path.stem.isdecimal()
+    }
+    for key, entries in trial.oracle.ledger.items():
+        entries[:] = [entry for entry in entries if (key, digest_of(entry.output)) in here]
+    if whole & {(key, digest) for key, digest in here} - _whole(trial):
+        raise Wrong(OTHER, "gc left a record without its output")
+    for sense_, output in last.items():
+        if trial.oracle.held(sense_, trial.disk) != output:
+            raise Wrong(STALE, "gc removed what the last build names")
+
+
+def _whole(trial: Trial) -> set[tuple[str, str]]:
+    """Sense and output of every record in the ledger whose tree and files are here."""
+    lost, disk = trial.oracle.lost_trees, trial.disk
+    return {
+        (key, digest_of(entry.output))
+        for key, entries in trial.oracle.ledger.items()
+        for entry in entries
+        if entry.output not in lost
+        and (trial.world.store / "trees" / f"{digest_of(entry.output)}.json").is_file()
+        and all(disk.has(content) for _, _, content in entry.output)
+    }

@@ -91,8 +91,8 @@ DECLARED = {"draw": ("jsony",), "shape": ("torchy",), "join": (), "toss": (), "p
 class Meaning:
     """`inputs`: name -> (content, executable). `roles`: who is `a` and who `b` of the join. `dice`: next throw."""
 
-    constants: dict[str, int] = field(default_factory=lambda: {name: 1 for name in CODE})
-    data: dict[str, int] = field(default_factory=lambda: {name: 1 for name in DATA})
+    constants: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CODE, 1))
+    data: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DATA, 1))
     packages: dict[str, str] = field(default_factory=lambda: dict(PACKAGES))
     inputs: dict[str, tuple[str, bool]] = field(
         default_factory=lambda: {"one": ("11", False), "sub/two": ("22", False), "three": ("33", False)}
