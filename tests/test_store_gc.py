@@ -257,8 +257,12 @@ def test_of_a_kept_build_whose_output_is_damaged_the_rest_stays(tmp_path: Path) 
     tree = store.tree(row["output"])
     assert tree is not None
     store.discard(tree.entries[0].sha256)
+    image = store.tree(made["stages"][1]["output"])
+    assert image is not None
+    store.discard(image.entries[0].sha256)
     sweep(store, Policy(), time.time())
     assert store.record_with(row["key"], row["output"]) is None, "a record without its output"
+    assert store.tree(image.digest) is not None, "a build names it"
     assert store.object_path(tree.entries[1].sha256).is_file() and store.tree(row["output"]) is not None
     small_store.stages(store, 1)
     assert verify(tmp_path) == [] and store.record(row["key"]) is not None
