@@ -20,8 +20,11 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from adversary.breaks import BREAKS
+from adversary.edits import constant
+from adversary.faults import Fault
 from adversary.histories import CHOICES, STEPS, Taken, at_random, tell
-from adversary.trial import Count, Wrong
+from adversary.trial import Count, Trial, Wrong
+from adversary.troubles import killed_for_real, struck
 
 HISTORIES = int(os.environ.get("QDC_HISTORIES", "250"))
 COUNT = Count()
@@ -168,6 +171,36 @@ def ran(history: list[Taken]) -> set[str]:
 
 def test_every_kind_of_step_has_its_row() -> None:
     assert {name for name, *_ in TABLE} == set(STEPS)
+
+
+def calls_of_a_build() -> int:
+    """How many calls change the store in the build that follows an edit of what all but one stage depend on."""
+    trial = prepared()
+    fault = Fault("count")
+    struck(trial, fault)
+    trial.close()
+    return fault.calls
+
+
+def prepared() -> Trial:
+    trial = Trial()
+    trial.settle()
+    trial.clock.advance()
+    constant(trial, "methods/deep")
+    return trial
+
+
+@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_process_that_is_killed_at_any_call_leaves_what_it_had_finished(every: int) -> None:
+    """SIGKILL of a whole process: what it had recorded stays, what it had not runs again, to the same bytes."""
+    calls = calls_of_a_build()
+    assert calls > 60
+    for at in [0, *range(1, calls - 1, every)]:
+        trial = prepared()
+        try:
+            killed_for_real(trial, at)
+        finally:
+            trial.close()
 
 
 steps = st.tuples(

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import io
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,8 @@ class Killed(BaseException):
 
 @dataclass
 class Fault:
-    """`kind`: "kill" (at call `at` and ever after), "full" (calls from `at` on), "read-only" (all calls).
+    """`kind`: "kill" (at call `at` and ever after), "SIGKILL" (the whole process, at call `at`), "full" (calls from
+    `at` on), "read-only" (all calls).
 
     `calls`: how many there were; with `at` 0 they are only counted.
     """
@@ -55,6 +57,8 @@ class Fault:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), "store")
         if self.at and self.calls >= self.at:
             self.struck = True
+            if self.kind == "SIGKILL":
+                os.kill(os.getpid(), signal.SIGKILL)
             if self.kind == "kill":
                 raise Killed
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "store")

@@ -6,10 +6,11 @@ import random
 from collections.abc import Sequence
 
 from adversary.edits import EDITS, Step
+from adversary.persons import PERSONS
 from adversary.trial import OTHER, Count, Trial, Wrong
 from adversary.troubles import TROUBLES
 
-STEPS: dict[str, Step] = {**EDITS, **TROUBLES}
+STEPS: dict[str, Step] = {**EDITS, **TROUBLES, **PERSONS}
 Taken = tuple[str, int, int]
 """A step by name, with the two numbers that it chooses by."""
 CHOICES = 12

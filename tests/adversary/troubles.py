@@ -1,4 +1,4 @@
-"""Steps that trouble the store: death, a full disk, other builders, damage, a move; and records that a person adds."""
+"""Steps that trouble the store: death, a full disk, other builders, damage, a move, lost memory."""
 
 from __future__ import annotations
 
@@ -7,27 +7,21 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-from adversary.driver import Outcome
+from adversary.driver import Listener, Outcome
 from adversary.edits import INSIDE, Step, constant, input_text
 from adversary.faults import Fault, Killed, striking
-from adversary.oracle import Files, digest_of, sense, sha, sources
+from adversary.oracle import digest_of, sha
 from adversary.trial import FRESH, OTHER, STALE, Trial, Wrong
 
 from qdc.core.errors import QdcError
-from qdc.graph.plan import Plan
-from qdc.run.keep import choose, import_output, keep
-from qdc.store.gc import Policy
 from qdc.store.memo import seen
 from qdc.store.store import Store
-from qdc.store.sweep import sweep
 from qdc.store.verify import remove, verify
 
 TROUBLES: dict[str, Step] = {}
 HOUR_NS = 3600 * 10**9
-BECAUSE = "the adversary says so"
 
 
 def trouble(name: str) -> Callable[[Step], Step]:
@@ -38,7 +32,7 @@ def trouble(name: str) -> Callable[[Step], Step]:
     return keep_
 
 
-def _pending(trial: Trial, a: int) -> str:
+def pending(trial: Trial, a: int) -> str:
     """An edit that no build has seen yet."""
     return input_text(trial, a, 0) if a % 3 == 0 else constant(trial, INSIDE[a % len(INSIDE)])
 
@@ -56,7 +50,7 @@ def struck(trial: Trial, fault: Fault) -> Outcome:
 
 
 def _fault(trial: Trial, kind: str, a: int, b: int) -> str:
-    said = _pending(trial, a)
+    said = pending(trial, a)
     expected = trial.expect()
     fault = Fault(kind, 1 + (a * 12 + b) * 2)
     maybe = trial.interrupted(struck(trial, fault), expected)
@@ -68,6 +62,33 @@ def _fault(trial: Trial, kind: str, a: int, b: int) -> str:
 @trouble("kill at a step of publishing")
 def _kill(trial: Trial, a: int, b: int) -> str:
     return _fault(trial, "kill", a, b)
+
+
+def killed_for_real(trial: Trial, at: int) -> None:
+    """A build of its own process, ended by SIGKILL at call `at`; with 0 at none. Then a build to the end, judged."""
+    expected = trial.expect()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        finished = Listener.finished
+
+        def told(self: Listener, name: str, seconds: float, output: str) -> None:
+            os.write(writing, f"{name}\n".encode())
+            finished(self, name, seconds, output)
+
+        Listener.finished = told  # type: ignore[method-assign]
+        struck(trial, Fault("SIGKILL", at))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        recorded = stream.read().split()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status) != bool(at):
+        raise Wrong(OTHER, f"the process ended with status {status}")
+    for stage in recorded:
+        trial.oracle.made(expected.senses[stage], expected.outputs[stage])
+    trial.clock.advance()
+    trial.settle(frozenset(expected.must) - {expected.senses[stage] for stage in recorded})
 
 
 @trouble("disk full")
@@ -93,7 +114,7 @@ def _unwritable(trial: Trial, a: int) -> str:
     outcome = struck(trial, Fault("read-only"))
     if outcome.error is not None or outcome.ran:
         raise Wrong(STALE, f"a read-only store with nothing to do: {outcome.error or outcome.ran}")
-    said = _pending(trial, a)
+    said = pending(trial, a)
     if struck(trial, Fault("read-only")).error is None and trial.expect().must:
         raise Wrong(FRESH, "a build into a read-only store came to its end")
     trial.clock.advance()
@@ -103,7 +124,7 @@ def _unwritable(trial: Trial, a: int) -> str:
 
 @trouble("two builders at once")
 def _two(trial: Trial, a: int, b: int) -> str:
-    said = _pending(trial, a)
+    said = pending(trial, a)
     expected, before = trial.expect(), len(trial.engine.stages.done)
     errors: list[BaseException] = []
 
@@ -200,7 +221,7 @@ def _flipped(trial: Trial, a: int, b: int) -> str:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     trial.settle()
     trial.clock.advance()
-    said = _pending(trial, b)
+    said = pending(trial, b)
     trial.settle()
     return f"a bit of object {path.name[:8]} flipped; {said}"
 
@@ -241,12 +262,12 @@ def _record(trial: Trial, a: int, b: int) -> str:
 
 def _forget(trial: Trial, path: Path) -> None:
     """The ledger loses what this record says. A record is told by the stage, its inputs and its output, as written."""
-    digest, key = _output(path), trial.keys.get(path.parent.name, "")
+    digest, key = named_output(path), trial.keys.get(path.parent.name, "")
     kept = [entry for entry in trial.oracle.ledger.get(key, []) if digest_of(entry.output) != digest]
     trial.oracle.ledger[key] = kept
 
 
-def _output(record: Path) -> str:
+def named_output(record: Path) -> str:
     """The tree digest that a record names; nothing where the record is damaged."""
     try:
         return str(json.loads(record.read_bytes())["output"])
@@ -274,143 +295,3 @@ def _sampled(trial: Trial, a: int, b: int) -> str:
         trial.disk.path(content).unlink()
         trial.settle()
     return f"dice fall on {a}{', and what toss made is lost' if b % 2 else ''}"
-
-
-@trouble("choose among reruns")
-def _choose(trial: Trial, a: int, b: int) -> str:
-    key = trial.expect().senses["toss"]
-    entries = trial.oracle.ledger[key]
-    entry = entries[a % len(entries)]
-    with trial.engine.ready():
-        store, build, _ = trial.engine.open()
-        engine_key = str(build.plan()["toss"].key)
-        files = [trial.world.store / "records" / engine_key / f"{n}.json" for n in store.record_numbers(engine_key)]
-        number = next(int(path.stem) for path in files if _output(path) == digest_of(entry.output))
-        choose(store, build.plan(), "toss", number, BECAUSE)
-    trial.oracle.chosen[key] = entry.n
-    trial.settle()
-    return f"record {number} of toss counts"
-
-
-@trouble("keep")
-def _keep(trial: Trial, a: int, b: int) -> str:
-    """A person answers for the output that counted until now; what follows from it stays fresh."""
-    module, stage = OWN[a % len(OWN)]
-    before = trial.expect().outputs[stage]
-    said = constant(trial, module, b)
-    return f"{said}, and {stage} is {_kept(trial, stage, before)}"
-
-
-@trouble("keep after a try that was taken back")
-def _keep_again(trial: Trial, a: int, b: int) -> str:
-    """The last output is the one that counted last, not the one that was made last."""
-    module, stage = OWN[a % len(OWN)]
-    first, before = trial.meaning.constants[module], trial.expect().outputs[stage]
-    constant(trial, module, 0)
-    trial.settle()
-    trial.clock.advance()
-    trial.meaning.constants[module] = first
-    trial.world.write_code(module)
-    trial.settle()
-    trial.clock.advance()
-    constant(trial, module, 1 + b % 7)
-    return f"the constant of {module} was tried and taken back, then changed, and {_kept(trial, stage, before)}"
-
-
-OWN = (("stages/draw", "draw"), ("stages/join", "join"), ("stages/toss", "toss"))
-
-
-def _kept(trial: Trial, stage: str, before: Files) -> str:
-    """Keep `stage`, whose output was `before`; where the store has forgotten which was last, it may refuse."""
-    expected = trial.expect()
-    stale = expected.senses[stage] in expected.must
-    with trial.engine.ready():
-        store, build, _ = trial.engine.open()
-        try:
-            kept = keep(store, build.plan, [stage], BECAUSE)
-        except QdcError:
-            if not (trial.forgetful and stale):
-                raise
-            kept = []
-    if kept and not stale:
-        raise Wrong(OTHER, f"{stage} was fresh and is kept")
-    if kept:
-        trial.oracle.made(expected.senses[stage], before)
-    trial.settle()
-    return "kept" if kept else "not kept"
-
-
-@trouble("import")
-def _import(trial: Trial, a: int, b: int) -> str:
-    """An output made elsewhere stands for the stage; what follows is made from it."""
-    module, stage = OWN[a % len(OWN)]
-    said = constant(trial, module, b)
-    meaning, outputs = trial.meaning, trial.expect().outputs
-    key = sense(stage, meaning, {role: outputs[source] for role, source in sources(stage, meaning).items()})
-    stale = key in trial.expect().must
-    folder = trial.root / "elsewhere"
-    shutil.rmtree(folder, ignore_errors=True)
-    trial.world.put(folder / "value", f"{50 + b}\n".encode())
-    with trial.engine.ready():
-        store, build, _ = trial.engine.open()
-        plan: Plan = build.plan()
-        if plan[stage].state == "stale":
-            import_output(store, plan, stage, folder, BECAUSE)
-            trial.oracle.made(key, (("value", 0o644, f"{50 + b}\n".encode()),))
-        if (plan[stage].state == "stale") != stale:
-            raise Wrong(OTHER, f"{stage} is {plan[stage].state} before an import")
-    trial.settle()
-    return f"{said}, and {stage} is imported as {50 + b}"
-
-
-@trouble("gc")
-def _gc(trial: Trial, a: int, b: int) -> str:
-    said = _pending(trial, b) if b % 2 else "nothing changed"
-    _collect(trial, Policy(keep_builds=1 + a % 3, older_than_s=float(10 * b)))
-    trial.settle()
-    return f"{said}; gc kept {1 + a % 3} builds"
-
-
-@trouble("gc killed")
-def _gc_killed(trial: Trial, a: int, b: int) -> str:
-    fault = Fault("kill", 1 + a * 12 + b)
-    _collect(trial, Policy(keep_builds=1, older_than_s=0.0), fault)
-    trial.settle()
-    _collect(trial, Policy(keep_builds=1, older_than_s=0.0))
-    trial.clock.advance()
-    trial.settle()
-    return f"gc was killed at call {fault.at}, then ran again"
-
-
-def _collect(trial: Trial, policy: Policy, fault: Fault | None = None) -> None:
-    """Sweep the store. The last build stays whole, and no record stays without its output."""
-    trial.forgetful = True
-    last = {sense_: trial.oracle.held(sense_, trial.disk) for sense_ in trial.last.senses.values()}
-    whole = _whole(trial)
-    with trial.engine.ready(), striking(fault or Fault("none"), trial.world.store), suppress(Killed):
-        sweep(Store(trial.world.store), policy, trial.clock.now / 10**9)
-    here = {
-        (trial.keys.get(path.parent.name, ""), _output(path))
-        for path in (trial.world.store / "records").glob("*/*.json")
-        if path.stem.isdecimal()
-    }
-    for key, entries in trial.oracle.ledger.items():
-        entries[:] = [entry for entry in entries if (key, digest_of(entry.output)) in here]
-    if whole & {(key, digest) for key, digest in here} - _whole(trial):
-        raise Wrong(OTHER, "gc left a record without its output")
-    for sense_, output in last.items():
-        if trial.oracle.held(sense_, trial.disk) != output:
-            raise Wrong(STALE, "gc removed what the last build names")
-
-
-def _whole(trial: Trial) -> set[tuple[str, str]]:
-    """Sense and output of every record in the ledger whose tree and files are here."""
-    lost, disk = trial.oracle.lost_trees, trial.disk
-    return {
-        (key, digest_of(entry.output))
-        for key, entries in trial.oracle.ledger.items()
-        for entry in entries
-        if entry.output not in lost
-        and (trial.world.store / "trees" / f"{digest_of(entry.output)}.json").is_file()
-        and all(disk.has(content) for _, _, content in entry.output)
-    }
