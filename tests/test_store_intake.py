@@ -64,6 +64,24 @@ def test_a_write_that_stops_short_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "b").read_bytes() == data
 
 
+def test_a_clone_is_hashed_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a file system that shares blocks, played by one that copies when it is asked to share."""
+
+    def clone(writing: int, request: int, reading: int) -> None:
+        assert request == copying.FICLONE
+        os.truncate(writing, len(data))
+        os.copy_file_range(reading, writing, len(data), 0, 0)
+
+    data = os.urandom(MB)
+    (tmp_path / "a").write_bytes(data)
+    monkeypatch.setattr("fcntl.ioctl", clone)
+    monkeypatch.setattr(os, "pwrite", lambda *_: pytest.fail("written"))
+    with (tmp_path / "a").open("rb") as stream:
+        made = copying.copy_hashed(stream.fileno(), tmp_path / "b")
+    assert made.sha256 == hashlib.sha256(data).hexdigest() and (tmp_path / "b").read_bytes() == data
+    assert (tmp_path / "b").stat().st_mtime_ns == made.mtime
+
+
 def test_ingest_reads_each_byte_once_also_for_its_use_and_the_second_time_none(tmp_path: Path) -> None:
     folder = aged(tmp_path / "in", {name: os.urandom(4 * MB) for name in "abc"})
     store = Store(tmp_path / "store")
