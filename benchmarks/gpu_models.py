@@ -155,10 +155,10 @@ def make(work: Path) -> dict[str, Any]:
         for window in (None, WINDOW):
             path = work / (folder if window is None else f"{folder}-window")
             path.mkdir(parents=True, exist_ok=True)
-            config = drafter_config(window, SCHEME if folder == "w4" else None)
+            config = drafter_config(window, {"scheme": SCHEME, "ignore": []} if folder == "w4" else None)
             (path / "config.json").write_text(json.dumps(config, indent=1))
             if window is None:
-                save_file(tensors, path / "model.safetensors")
+                save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
             else:
                 (path / "model.safetensors").unlink(missing_ok=True)
                 (path / "model.safetensors").hardlink_to(work / folder / "model.safetensors")
