@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import importlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -226,6 +227,24 @@ class Engine:
             finally:
                 outcome.ran = self.stages.done[before:]
             return outcome
+
+    def builders(self, count: int) -> list[BaseException]:
+        """So many builds at once, each on its own thread with its own Store; their errors."""
+        errors: list[BaseException] = []
+
+        def build() -> None:
+            try:
+                self.open()[1].run()
+            except BaseException as error:
+                errors.append(error)
+
+        with self.ready():
+            threads = [threading.Thread(target=build) for _ in range(count)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+        return errors
 
     def plan(self) -> dict[str, tuple[str, str | None]]:
         """`qdc plan`: stage -> state and key."""
