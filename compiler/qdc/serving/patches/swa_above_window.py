@@ -189,7 +189,7 @@ def _windowed(impl: Any, original: Callable[..., Any], window: int, *, on_metada
 def _capturing() -> bool:
     import torch
 
-    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def _init(original: Callable[..., None]) -> Callable[..., None]:
