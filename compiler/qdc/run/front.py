@@ -23,7 +23,7 @@ from qdc.graph.instances import Instance
 from qdc.graph.plan import Stage
 from qdc.run.code import digests
 from qdc.run.settings import training_bytes
-from qdc.store.memo import listing, settled
+from qdc.store.memo import TICK_NS, listing, settled
 from qdc.store.store import Store
 from qdc.store.trees import Tree
 
@@ -237,8 +237,11 @@ def _digest(path: Path) -> str | None:
 
 
 def _package_signature() -> str:
-    """Digest of path, size, mtime, ctime and inode of each file of the package and the data beside it."""
-    rows = []
+    """Digest of path, size, mtime, ctime and inode of each file of the package and the data beside it.
+
+    Where a file is so young that another edit within the same tick would look alike, the digest is like no other.
+    """
+    rows, started, youngest = [], time.time_ns(), 0
     roots = [PACKAGE]
     templates = PACKAGE.parents[1] / "templates"
     if templates.is_dir() and (PACKAGE.parents[1] / "compiler" / "qdc") == PACKAGE:
@@ -250,4 +253,5 @@ def _package_signature() -> str:
                 place = os.path.join(folder, name)
                 status = os.stat(place)
                 rows.append([place, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino])
-    return canonical.digest(rows)
+                youngest = max(youngest, status.st_mtime_ns, status.st_ctime_ns)
+    return canonical.digest([rows, os.urandom(16).hex() if youngest >= started - TICK_NS else ""])
