@@ -48,7 +48,7 @@ def _kind_files(kind: Kind, package: Path, parsed: dict[Path, tuple[str, list[Pa
             if other not in files:
                 files.add(other)
                 front.append(other)
-    content = {path.relative_to(package).as_posix(): parsed[path][0] for path in files}
+    content = {path.relative_to(package).as_posix(): parsed[path][0] for path in files if parsed[path][0] != NOTHING}
     for pattern in kind.data:
         for name, path in _data_files(pattern, package):
             content[name] = sha256_bytes(path.read_bytes())
@@ -95,6 +95,10 @@ def _plain(node: Any) -> Any:
     if isinstance(node, bool | str) or node is None:
         return node
     return [type(node).__name__, repr(node)]
+
+
+NOTHING = hashlib.sha256(canonical.dumps(_plain(ast.parse("")))).hexdigest()
+"""What a module without statements means: it is as good as absent."""
 
 
 def _imports(tree: ast.AST, path: Path, package: Path) -> set[Path]:
