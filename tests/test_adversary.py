@@ -131,8 +131,6 @@ PATHS: list[tuple[str, list[Taken], str]] = [
 """Histories that were wrong once, and the stages that run in them."""
 
 OPEN = {
-    "code or data edited again within one tick": "what is remembered of the package by its stat has no racy rule",
-    "comment in an empty package file": "a package file without statements counts as one more module",
     "constant of a stage while a build runs": "the code that a worker loads may be younger than the key",
     "keep after a try that was taken back": "what was made last is kept, not what counted last",
     "read-only store of another checkout": "what is not known by its stat is copied, although it is there",
