@@ -79,10 +79,18 @@ def peers(place: Path, weights: Path) -> list[Tool]:
 
 
 def qdc(recipe: Path, store: Path) -> Tool:
-    """qdc on the recipe, whose outputs are in the store."""
-    binary = Path(sys.executable).with_name("qdc")
-    command = [str(binary), "build", recipe.name, "--store", str(store)]
-    version = subprocess.run([binary, "--version"], capture_output=True, text=True).stdout.split()[1]
+    """qdc on the recipe, whose outputs are in the store: a copy of this code, which nobody edits meanwhile."""
+    code = recipe.parent / "code"
+    for part in ("compiler", "templates"):
+        shutil.copytree(ROOT / part, code / part, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    script = code / "qdc"
+    path = str(code / "compiler")
+    script.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {path!r})\nfrom qdc.cli import main\nsys.exit(main())\n"
+    )
+    script.chmod(0o755)
+    command = [str(script), "build", recipe.name, "--store", str(store)]
+    version = subprocess.run([script, "--version"], capture_output=True, text=True).stdout.split()[1]
     return Tool("qdc", version, recipe.parent, command, [store / "builds"])
 
 

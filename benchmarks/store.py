@@ -105,7 +105,7 @@ def built_sections(place: Path, size: int, rounds: int, patience: float) -> list
     once = once_section(store, recipe)
     tools = [tool, *null_build.peers(place, weights)]
     null = null_build.section(tools, weights, rounds, quiet(patience))
-    return [*null, *edit_section(place, store, 1 if rounds < 10 else 3, patience), *once]
+    return [*null, *edit_section(place, tool, store, 1 if rounds < 10 else 3, patience), *once]
 
 
 def once_section(store: Store, recipe: Path) -> list[str]:
@@ -134,11 +134,11 @@ def once_section(store: Store, recipe: Path) -> list[str]:
     ]
 
 
-def edit_section(place: Path, store: Store, series: int, patience: float) -> list[str]:
+def edit_section(place: Path, tool: null_build.Tool, store: Store, series: int, patience: float) -> list[str]:
     """K of micro, built in the same store; each build is of a K that the store has not seen."""
     folder = place / "micro"
     shutil.copytree(ROOT / "recipes", folder)
-    command = [str(Path(sys.executable).with_name("qdc")), "build", "micro.yaml", "--store", str(store.root)]
+    command = [tool.command[0], "build", "micro.yaml", "--store", str(store.root)]
     command += ["--quiet", "--set", "image.base={scratch: true}"]
     held = _bytes(store.root / "objects")
     _build(command, folder)
