@@ -159,6 +159,9 @@ class Peer:
         subprocess.run(["cp", "-a", str(self.saved), str(self.root)], check=True)
         self.world = copy.deepcopy(self.fresh)
 
+    def close(self) -> None:
+        """Its folder goes with the place that it was made in."""
+
     @property
     def meaning(self) -> Meaning:
         return self.world.meaning
@@ -402,9 +405,12 @@ class Qdc:
     def __init__(self, place: Path) -> None:
         self.trial: Trial | None = None
 
-    def reset(self) -> None:
+    def close(self) -> None:
         if self.trial is not None:
             self.trial.close()
+
+    def reset(self) -> None:
+        self.close()
         self.trial = Trial()
         self.trial.settle()
         self.trial.clock.advance()

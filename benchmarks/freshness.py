@@ -7,6 +7,7 @@ nothing. The histories of tests/test_adversary.py are run too, so many as `--his
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +51,8 @@ class Stand:
 
     def __init__(self, tool: Contestant) -> None:
         tool.reset()
+        if isinstance(tool, Peer):
+            tool.build()
         self.tool, self.oracle, self.disk = tool, Oracle(), Memory()
         self.outcome: Outcome | None = None
         self.settle(self.expect())
@@ -314,17 +317,31 @@ def expected_of(act: Callable[[Stand], None]) -> str:
     tool = Qdc(Path())
     stand = Stand(tool)
     act(stand)
-    return ", ".join(sorted(set(stand.expect().must.values()), key=list(KIND).index)) or "nothing"
+    must = set(stand.expect().must.values())
+    tool.close()
+    return ", ".join(sorted(must, key=list(KIND).index)) or "nothing"
 
 
-def histories(count: int) -> dict[str, object]:
-    """The recorded run of the tests' histories."""
+@contextlib.contextmanager
+def histories(count: int) -> Iterator[Callable[[], dict[str, object]]]:
+    """The recorded run of the tests' histories, beside the scenarios; what is given waits for its report."""
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.json"
         more = {"QDC_HISTORIES": str(count), "QDC_HISTORIES_REPORT": str(report)}
         command = [sys.executable, "-m", "pytest", "-q", "tests/test_adversary.py", "-k", "no_history"]
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | more, capture_output=True, text=True)
-        return {**json.loads(report.read_text()), "passed": done.returncode == 0, "said": done.stdout[-3000:]}
+        running = subprocess.Popen(command, cwd=ROOT, env=os.environ | more, stdout=subprocess.PIPE, text=True)
+
+        def found() -> dict[str, object]:
+            said, _ = running.communicate()
+            if running.returncode != 0:
+                print(said, file=sys.stderr)
+            return dict(json.loads(report.read_text()))
+
+        try:
+            yield found
+        finally:
+            running.kill()
+            running.wait()
 
 
 def head(tools: Sequence[Contestant], arguments: list[str]) -> list[str]:
@@ -352,7 +369,10 @@ def head(tools: Sequence[Contestant], arguments: list[str]) -> list[str]:
         "",
         "The judge is the oracle of the tests: it knows what each stage computes from what, and shares no code with",
         "any tool. *Wrongly fresh*: a stage did not run that must, or an output is not what it should be. *Wrongly",
-        "stale*: a stage ran that need not. An output that a tool restores from a cache is as good as one made again.",
+        "stale*: a stage ran that need not. An output that a tool restores from a cache is as good as one made again;",
+        "one that is missing or damaged after a build is wrong, also where what was made from it is whole. Before",
+        "every scenario a build with nothing to do has seen the project. All files are small: what a tool does",
+        "otherwise for large ones does not show here.",
         "A file's name and executable bit are part of a folder's content; comments, docstrings and formatting are no",
         "part of what code means.",
         "",
@@ -404,7 +424,8 @@ def main() -> int:
     given = options.parse_args()
     chosen = [s for s in SCENARIOS if not given.quick or s.name in QUICK]
     chosen = [s for s in chosen if not given.only or s.name.startswith(tuple(given.only))]
-    with tempfile.TemporaryDirectory() as place:
+    count = 100 if given.quick or given.only else given.histories
+    with histories(count) as found, tempfile.TemporaryDirectory() as place:
         tools = [make(Path(place)) for make in CONTESTANTS]
         rows = []
         for item in chosen:
@@ -413,8 +434,9 @@ def main() -> int:
             print(item.name, file=sys.stderr)
             for tool, verdict in zip(tools, verdicts, strict=True):
                 print(f"  {tool.name}: {verdict.word} {verdict.why} {verdict.ran}", file=sys.stderr, flush=True)
-        lines = [*head(tools, sys.argv[1:]), *table(tools, rows), ""]
-    lines += history_lines(histories(100 if given.quick or given.only else given.histories))
+        for tool in tools:
+            tool.close()
+        lines = [*head(tools, sys.argv[1:]), *table(tools, rows), "", *history_lines(found())]
     page = "\n".join(lines)
     if given.quick or given.only:
         print(page)
