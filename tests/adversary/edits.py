@@ -6,9 +6,10 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from adversary.trial import Trial
-from adversary.world import CODE, DATA, OUTSIDE
+from adversary.world import CODE, DATA, OUTSIDE, Meaning, World
 
 Step = Callable[[Trial, int, int], str]
 """Does one step with two numbers to choose by, judges what follows, and returns what it was in words."""
@@ -19,6 +20,15 @@ HELPERS = tuple(name for name in INSIDE if not name.startswith("stages/"))
 LR = {2e-6: ("2e-6", "0.000002", "2.0e-06", "20e-7", "2E-6"), 3e-6: ("3e-6", "0.000003"), 1e-5: ("1e-5", ".00001")}
 
 
+class Project(Protocol):
+    """What is edited."""
+
+    @property
+    def world(self) -> World: ...
+    @property
+    def meaning(self) -> Meaning: ...
+
+
 def edit(name: str) -> Callable[[Step], Step]:
     def keep(function: Step) -> Step:
         EDITS[name] = function
@@ -27,13 +37,13 @@ def edit(name: str) -> Callable[[Step], Step]:
     return keep
 
 
-def files(trial: Trial) -> list[Path]:
+def files(trial: Project) -> list[Path]:
     """Every file of the project outside the store, in a fixed order."""
     found = [path for path in trial.world.root.rglob("*") if path.is_file()]
     return sorted(path for path in found if trial.world.store not in path.parents)
 
 
-def constant(trial: Trial, module: str, b: int = 0) -> str:
+def constant(trial: Project, module: str, b: int = 0) -> str:
     """Another constant of the same length, in the same place: no change of size or inode."""
     was = trial.meaning.constants[module]
     trial.meaning.constants[module] = (was + 1 + b % 8) % 10
@@ -41,7 +51,7 @@ def constant(trial: Trial, module: str, b: int = 0) -> str:
     return f"the constant of {module} from {was} to {trial.meaning.constants[module]}"
 
 
-def note(trial: Trial, module: str, part: int) -> None:
+def note(trial: Project, module: str, part: int) -> None:
     """One more comment (0), docstring (1) or change of style (2)."""
     notes = list(trial.world.notes.get(module, (0, 0, 0)))
     notes[part] += 1
@@ -49,7 +59,7 @@ def note(trial: Trial, module: str, part: int) -> None:
     trial.world.write_code(module)
 
 
-def input_text(trial: Trial, a: int, b: int) -> str:
+def input_text(trial: Project, a: int, b: int) -> str:
     """Another content of the same size."""
     name = sorted(trial.meaning.inputs)[a % len(trial.meaning.inputs)]
     text, executable = trial.meaning.inputs[name]
@@ -59,7 +69,7 @@ def input_text(trial: Trial, a: int, b: int) -> str:
     return f"the input {name} from {text} to {other}"
 
 
-def data(trial: Trial, name: str) -> str:
+def data(trial: Project, name: str) -> str:
     trial.meaning.data[name] = (trial.meaning.data[name] + 1) % 10
     trial.world.write_data(name)
     return f"the bytes of {name}"
