@@ -18,7 +18,7 @@ def main(page: Path, files: list[Path]) -> None:
         "",
         f"vLLM {machine}. Made by `python benchmarks/gpu_patches.py --out OUT --parts correct` (and `latency`), then",
         "`python benchmarks/gpu_page.py`. Qwen3.5-4B's shapes, random weights: W4A16 target (group 32), DFlash drafter",
-        "of 537 M parameters, draft block 16, K 15, CUDA graphs on. What each part proves: `benchmarks/gpu_patches.py`.",
+        "of 537 M parameters, draft block 16, K 15, CUDA graphs on. What a part proves: `benchmarks/gpu_patches.py`.",
         "",
         "| part | holds | seconds |",
         "|---|---|---|",
