@@ -12,8 +12,9 @@ import hashlib
 import mmap
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -21,8 +22,8 @@ from qdc.core.files import sha256_file
 from qdc.store.memo import TICK_NS
 
 AT_ONCE = 2
-BLOCK, SLICE = 1 << 22, 1 << 18
-"""Bytes that are written at a time, and read and hashed at a time."""
+BLOCK, SLICE, BUFFERS = 1 << 22, 1 << 18, 4
+"""Bytes that are written at a time, and read and hashed at a time; blocks in memory for a file."""
 ALIGNED = 1 << 12
 """What a write past the page cache must be a multiple of; more than disks ask for."""
 
@@ -73,18 +74,19 @@ def _clone(reading: int, writing: int) -> bool:
 
 
 def _pass(reading: int, writing: int) -> str:
-    """Read, hash and write block by block; returns the SHA-256."""
-    state, offset, pending = hashlib.sha256(), 0, None
-    buffers = (_buffer(), _buffer())
+    """Read, hash and write block by block; returns the SHA-256. Some blocks may wait for the disk meanwhile."""
+    state, offset = hashlib.sha256(), 0
+    free, waiting = [_buffer() for _ in range(BUFFERS)], deque[tuple[Future[None], mmap.mmap]]()
     with ThreadPoolExecutor(1) as beside:
-        while block := _next(reading, buffers[0], state):
-            if pending is not None:
-                pending.result()
-            pending = beside.submit(_write, writing, block, offset)
+        while block := _next(reading, free[-1], state):
+            waiting.append((beside.submit(_write, writing, block, offset), free.pop()))
             offset += len(block)
-            buffers = buffers[::-1]
-        if pending is not None:
-            pending.result()
+            while waiting and (not free or waiting[0][0].done()):
+                written, buffer = waiting.popleft()
+                written.result()
+                free.append(buffer)
+        for written, _ in waiting:
+            written.result()
     return state.hexdigest()
 
 

@@ -19,6 +19,8 @@ from qdc.core import canonical
 from qdc.core.files import sha256_file, write_atomic
 
 TICK_NS = 50_000_000
+REMEMBERED = 1 << 16
+"""From which size on objects are remembered: reading a smaller one takes no longer than writing down that it was."""
 
 Seen = list[int | str]
 """What stat shows of a file: [device, inode, size, mtime, ctime], times in ns."""
@@ -61,7 +63,7 @@ class StatMemo:
         it then still has the `mtime` (ns) that it was given before. Its ctime, from the renaming, is too young to tell.
         """
         now = seen(path)
-        self._keep(path, [*now, sha256] if now[3] == mtime else None)
+        self._keep(path, [*now, sha256] if now[3] == mtime and int(now[2]) >= REMEMBERED else None)
 
     def save(self) -> None:
         """Write what was learnt; trouble here is no trouble (a read-only store works, only slower)."""

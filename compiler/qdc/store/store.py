@@ -25,8 +25,8 @@ from typing import Any
 
 from qdc.core import canonical
 from qdc.core.errors import COULD_NOT, QdcError
-from qdc.core.files import fsync_folder, sha256_bytes, write_atomic
-from qdc.store.memo import StatMemo
+from qdc.core.files import fsync_folder, sha256_bytes, sha256_file, write_atomic
+from qdc.store.memo import REMEMBERED, StatMemo
 from qdc.store.trees import Tree
 
 
@@ -132,7 +132,7 @@ class Store:
     def link_out(self, digest: str, folder: Path) -> None:
         """Fill `folder` with the tree: links to the objects, which are read-only; nothing is copied.
 
-        Each object is checked against its stat memo, and read again where that differs.
+        Each object is checked: a small one is read, another read again only where its stat memo differs.
         """
         tree = self.tree(digest)
         if tree is None:
@@ -140,7 +140,8 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         for entry in tree.entries:
             source = self.resolve(entry.sha256)
-            if self.memo.digest(source) != entry.sha256:
+            found = sha256_file(source) if entry.size < REMEMBERED else self.memo.digest(source)
+            if found != entry.sha256:
                 raise self.damaged(entry.sha256, entry.path)
             target = folder / entry.path
             target.parent.mkdir(parents=True, exist_ok=True)
