@@ -19,13 +19,16 @@ from qdc.cli.build import _same_build
 from qdc.cli.progress import Quiet
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_bytes
+from qdc.graph.code import code_digests
 from qdc.graph.instances import Instance
+from qdc.graph.signature import package_signature
 from qdc.run import process
 from qdc.run.build import Build, Ran, artifact_json
 from qdc.run.front import Front, front
 from qdc.run.records import add_measurements
 from qdc.run.references import refer
 from qdc.run.settings import Settings, settings
+from qdc.run.worker import check_code
 from qdc.store.store import Store
 
 STAGE = """
@@ -322,6 +325,7 @@ def worker_says(tmp_path: Path, code: str, python: str = sys.executable) -> proc
         "partial": str(tmp_path),
         "threads": 1,
         "packages": {},
+        "signature": package_signature(),
     }
     (tmp_path / "probe.py").write_text(code)
     (tmp_path / "sitecustomize.py").write_text(
@@ -388,3 +392,11 @@ def test_an_interrupt_while_modules_are_imported_is_an_interrupt(
     monkeypatch.setattr("qdc.cli._main", interrupted)
     assert main(["show"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_code_that_changed_since_its_key_was_made_does_not_run() -> None:
+    code = code_digests()["prompts"]
+    check_code({"signature": package_signature(), "kind": "prompts", "code": "0" * 64})
+    check_code({"signature": "of other files", "kind": "prompts", "code": code})
+    with pytest.raises(QdcError, match="changed while it was building"):
+        check_code({"signature": "of other files", "kind": "prompts", "code": "0" * 64})

@@ -206,11 +206,21 @@ def test_past_builds_of_micro_can_be_asked(micro: Micro) -> None:
 
 def test_keep_and_import_on_the_command_line(micro: Micro, tmp_path: Path) -> None:
     store = ("--store", str(micro.store))
-    changed = ("--set", "target.qad.seed=77")
+    changed = ("--set", "target.qad.optimizer.lr=7e-5")
     refused = qdc("keep", "distill", str(micro.recipe), "--because", "nothing has changed", *store, *changed)
-    assert refused.returncode == 4 and "other values or inputs" in refused.stderr and "seed" in refused.stderr
+    assert refused.returncode == 4 and "other values or inputs" in refused.stderr and "optimizer.lr" in refused.stderr
     fresh = qdc("keep", "all", str(micro.recipe), "--because", "nothing has changed", "--json", *store)
     assert json.loads(fresh.stdout)["kept"] == []
     lacking = qdc("import", "quantize", str(micro.recipe), str(tmp_path), "--because", "made elsewhere", *store,
                   "--set", "target.quantization.scheme.group_size=64")  # fmt: skip
     assert lacking.returncode == 4 and "lacks grid.safetensors, grid.json" in lacking.stderr
+
+
+def test_an_explanation_compares_with_what_counted_last_not_with_what_was_made_last(world: World) -> None:
+    world.build(chain())
+    first = world.plan(chain())["prompts"]
+    world.build(chain(code=CODE_B), prompts="of a try")
+    world.store.counted("prompts", str(first.key))  # as a build does after the try was taken back
+    refactored = chain(code="c" * 64)
+    assert keep(world.store, lambda: world.plan(refactored), ["prompts"], "renamed a helper") == ["prompts"]
+    assert world.plan(refactored)["prompts"].output == first.output

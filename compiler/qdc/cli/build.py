@@ -12,6 +12,7 @@ from typing import Any
 from qdc.cli.common import answer, note, open_store, parser
 from qdc.cli.progress import listener
 from qdc.core.errors import COULD_NOT, QdcError
+from qdc.graph.plan import Stage
 from qdc.run.build import Build, Ran, artifact_json, save_build
 from qdc.run.front import Front, front, require_bytes, require_lock
 from qdc.run.records import build_document, last_recipe, measurements
@@ -47,7 +48,11 @@ def _build(given: argparse.Namespace, store: Store) -> int:
     only = _needed(read.instances, given.until) if given.until else None
     shown = listener(given.quiet)
     asked = replace(settings(), remote=remote(given.remote))
-    build = Build(store, asked, read.instances, shown, lambda stage: require_bytes(read, given.recipe, store, [stage]))
+
+    def before(stage: Stage) -> None:
+        require_bytes(read, given.recipe, store, [stage])
+
+    build = Build(store, asked, read.instances, shown, before, read.signature)
     try:
         if read.locked and asked.remote is None:
             require_bytes(read, given.recipe, store, build.plan().stages)

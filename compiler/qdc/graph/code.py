@@ -21,10 +21,11 @@ PACKAGE = Path(__file__).resolve().parent.parent
 OUTSIDE = ("qdc", "core")
 
 
-def code_files(package: Path = PACKAGE) -> dict[str, dict[str, str]]:
-    """Kind -> file of this package -> SHA-256 of what it means; of data files, of their bytes."""
+def code_files(package: Path = PACKAGE, only: str | None = None) -> dict[str, dict[str, str]]:
+    """Kind (or the one named) -> file of this package -> SHA-256 of what it means; of data files, of their bytes."""
     parsed: dict[Path, tuple[str, list[Path]]] = {}
-    return {name: _kind_files(kind, package, parsed) for name, kind in KINDS.items()}
+    kinds = KINDS if only is None else {only: KINDS[only]}
+    return {name: _kind_files(kind, package, parsed) for name, kind in kinds.items()}
 
 
 def code_digest(files: dict[str, str]) -> str:

@@ -69,7 +69,10 @@ LOOK_AGAIN_S, HEAR_S = 0.2, 0.05
 
 
 class Build:
-    """One build of one recipe's instances in one store; `before(stage)` is called before a stage runs, may raise."""
+    """One build of one recipe's instances in one store; `before(stage)` is called before a stage runs, may raise.
+
+    `signature`: of qdc's own files when the instances were made (`graph.signature`); a worker that finds others looks
+    whether its stage's code still means the same."""
 
     def __init__(
         self,
@@ -78,9 +81,10 @@ class Build:
         instances: list[Instance],
         listener: Listener,
         before: Callable[[Stage], None] = lambda stage: None,
+        signature: str = "",
     ) -> None:
         self.store, self.settings, self.instances, self.listener = store, settings, instances, listener
-        self.before = before
+        self.before, self.signature = before, signature
         self.seconds: dict[str, float] = {}
         self.running: dict[str, _Running] = {}
         self.elsewhere: set[str] = set()
@@ -118,6 +122,8 @@ class Build:
         finally:
             self._stop()
             self.store.memo.save()
+        for stage in wanted:
+            self.store.counted(stage.instance.name, str(stage.key))
         return [
             Ran(
                 stage.instance.name,
@@ -221,6 +227,9 @@ class Build:
                 "partial": str(self.store.partial(key)),
                 "threads": self.settings.threads,
                 "packages": instance.packages,
+                "kind": instance.kind,
+                "code": instance.code,
+                "signature": self.signature,
             }
             python = self.settings.train_python if instance.environment == "train" else sys.executable
             self.listener.started(instance.name)

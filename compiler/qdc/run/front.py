@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 import zlib
 from collections.abc import Iterable
@@ -21,16 +20,15 @@ from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import sha256_file, write_atomic
 from qdc.graph.instances import Instance
 from qdc.graph.plan import Stage
+from qdc.graph.signature import package_signature
 from qdc.run.code import digests
 from qdc.run.settings import training_bytes
-from qdc.store.memo import TICK_NS, listing, settled
+from qdc.store.memo import listing, settled
 from qdc.store.store import Store
 from qdc.store.trees import Tree
 
 if TYPE_CHECKING:
     from qdc.recipe.load import Loaded
-
-PACKAGE = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,13 @@ class Front:
     facts: dict[str, Any]
     unlocked: list[str] = field(default_factory=list)
     locked: dict[str, str] = field(default_factory=dict)
+    signature: str = ""
 
 
 def front(path: Path, sets: list[str], store: Store) -> Front:
     """Read a recipe; raises RecipeInvalid or QdcError. A store that cannot be written works, only slower."""
     memo = store.root / "memo" / "front" / f"{canonical.digest([str(path.resolve()), sets])}.json.z"
-    code = _package_signature()
+    code = package_signature()
     remembered = _remembered(memo, path, store, code)
     if remembered is not None:
         return remembered
@@ -85,6 +84,7 @@ def _remembered(memo: Path, path: Path, store: Store, code: str) -> Front | None
         value["facts"],
         value["unlocked"],
         value["locked"],
+        code,
     )
 
 
@@ -181,6 +181,7 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         value["facts"],
         value["unlocked"],
         value["locked"],
+        code,
     )
 
 
@@ -234,24 +235,3 @@ def _digest(path: Path) -> str | None:
         return sha256_file(path)
     except OSError:
         return None
-
-
-def _package_signature() -> str:
-    """Digest of path, size, mtime, ctime and inode of each file of the package and the data beside it.
-
-    Where a file is so young that another edit within the same tick would look alike, the digest is like no other.
-    """
-    rows, started, youngest = [], time.time_ns(), 0
-    roots = [PACKAGE]
-    templates = PACKAGE.parents[1] / "templates"
-    if templates.is_dir() and (PACKAGE.parents[1] / "compiler" / "qdc") == PACKAGE:
-        roots.append(templates)
-    for root in roots:
-        for folder, folders, names in os.walk(root):
-            folders[:] = sorted(name for name in folders if name != "__pycache__")
-            for name in sorted(names):
-                place = os.path.join(folder, name)
-                status = os.stat(place)
-                rows.append([place, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino])
-                youngest = max(youngest, status.st_mtime_ns, status.st_ctime_ns)
-    return canonical.digest([rows, os.urandom(16).hex() if youngest >= started - TICK_NS else ""])

@@ -61,9 +61,27 @@ def run(job: dict[str, Any], descriptor: int) -> None:
         report=pipe_report(descriptor),
     )
     module = importlib.import_module(f"qdc.stages.{job['module']}")
+    check_code(job)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(context.threads)
     module.run(context)
+
+
+def check_code(job: dict[str, Any]) -> None:
+    """Raise QdcError unless the stage's code, just loaded, means what it meant when its key was made."""
+    from qdc.graph.signature import package_signature
+
+    if job["signature"] == package_signature():
+        return
+    from qdc.graph.code import code_digest, code_files
+
+    if code_digest(code_files(only=job["kind"])[job["kind"]]) != job["code"]:
+        raise QdcError(
+            "stage.code",
+            "qdc's own code was changed while it was building, and a key must name the code that runs",
+            hint="run the same command again; finished stages are kept",
+            exit_code=COULD_NOT,
+        )
 
 
 def check_environment(packages: dict[str, str]) -> None:

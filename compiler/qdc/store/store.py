@@ -235,8 +235,15 @@ class Store:
         write_atomic(self.root / "memo" / "latest" / f"{_safe(value['instance'])}.json", canonical.dumps({"key": key}))
         return value
 
+    def counted(self, instance: str, key: str) -> None:
+        """Remember that a build used the record under `key` for a stage: what comes later is compared with that."""
+        place = self.root / "memo" / "latest" / f"{_safe(instance)}.json"
+        if (_read_json(place) or {}).get("key") != key:
+            with contextlib.suppress(OSError):
+                write_atomic(place, canonical.dumps({"key": key}))
+
     def latest(self, instance: str) -> dict[str, Any] | None:
-        """The record that counts, or else any, under the key made last for a stage instance of any recipe."""
+        """The record that counts, or else any, under the key that a stage instance of any recipe last had."""
         key = str((_read_json(self.root / "memo" / "latest" / f"{_safe(instance)}.json") or {}).get("key"))
         folder = self.root / "records" / key
         readable = (_read_json(folder / f"{number}.json") for number in self._numbers(folder))
