@@ -83,7 +83,7 @@ def histories(count: int) -> Iterator[Callable[[], dict[str, object]]]:
     """The recorded run of the tests' histories, beside the scenarios; what is given waits for its report."""
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.json"
-        more = {"QDC_HISTORIES": str(count), "QDC_HISTORIES_REPORT": str(report)}
+        more = {"PYTHONPATH": str(ROOT / "compiler"), "QDC_HISTORIES": str(count), "QDC_HISTORIES_REPORT": str(report)}
         command = [sys.executable, "-m", "pytest", "-q", "tests/test_adversary.py", "-k", "no_history"]
         running = subprocess.Popen(command, cwd=ROOT, env=os.environ | more, stdout=subprocess.PIPE, text=True)
 
@@ -100,10 +100,18 @@ def histories(count: int) -> Iterator[Callable[[], dict[str, object]]]:
             running.wait()
 
 
-def head(tools: Sequence[Contestant], arguments: list[str]) -> list[str]:
+def commit() -> str:
+    """The commit that is measured, and whether the folders that matter differ from it."""
+    parts = ["compiler", "tests/adversary", "tests/test_adversary.py", "benchmarks"]
+    name = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()[:12]
+    command = ["git", "status", "--porcelain", "--", *parts]
+    changed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    return (f", commit {name}" if name else "") + (" with uncommitted changes" if changed else "")
+
+
+def head(tools: Sequence[Contestant], measured: str, arguments: list[str]) -> list[str]:
     info = Path("/proc/cpuinfo").read_text()
     model = (re.search(r"model name\s*: (.*)", info) or ["", platform.machine()])[1]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()[:12]
     return [
         "# Who reruns what",
         "",
@@ -111,7 +119,7 @@ def head(tools: Sequence[Contestant], arguments: list[str]) -> list[str]:
         "tables is of that one run.",
         "",
         f"- machine: {os.cpu_count()} cores, {model}, {platform.system()} {platform.release()}",
-        f"- Python {platform.python_version()}" + (f", commit {commit}" if commit else ""),
+        f"- Python {platform.python_version()}{measured}",
         *(f"- {tool.name} {tool.version}" for tool in tools),
         "",
         "One project of six stages (`draw` reads a folder; `left` and `right` read `draw`; `join` reads both, in",
@@ -155,16 +163,21 @@ def history_lines(found: dict[str, object]) -> list[str]:
     wrong: dict[str, int] = found["wrong"]  # type: ignore[assignment]
     left_out: dict[str, str] = found["left_out"]  # type: ignore[assignment]
     kinds: dict[str, int] = found["steps"]  # type: ignore[assignment]
-    total = sum(wrong.values())
-    said = ", ".join(f"{count} {kind}" for kind, count in sorted(wrong.items())) or "none wrong"
+    done = (
+        f"{found['histories']} of {found['asked']} histories of {len(kinds)} kinds of step, {found['builds']} builds,"
+    )
+    said = "zero wrong decisions."
+    if wrong:
+        said = f"the next history was {', '.join(wrong)}, and the run stopped there."
     lines = [
         "## qdc's histories",
         "",
-        f"tests/test_adversary.py with `QDC_HISTORIES`: {found['histories']} histories of {len(kinds)} kinds of step,",
-        f"{found['builds']} builds, {found['decisions']} decisions ({found['reran']} stages ran), in "
-        f"{float(str(found['seconds'])):.0f} s: {'zero wrong decisions' if not total else said}.",
+        f"tests/test_adversary.py with `QDC_HISTORIES={found['asked']}`: {done}",
+        f"{found['decisions']} decisions ({found['reran']} stages ran), in {found['seconds']} s: {said}",
         "",
     ]
+    for told in found["first_wrong"]:  # type: ignore[attr-defined]
+        lines += ["```text", *str(told).splitlines(), "```", ""]
     if left_out:
         lines += ["Left out, because qdc is known to err there:", ""]
         lines += [f"- {name}: {why}" for name, why in left_out.items()]
@@ -181,6 +194,7 @@ def main() -> int:
     chosen = [s for s in SCENARIOS if not given.quick or s.name in QUICK]
     chosen = [s for s in chosen if not given.only or s.name.startswith(tuple(given.only))]
     count = 100 if given.quick or given.only else given.histories
+    measured = commit()
     with histories(count) as found, tempfile.TemporaryDirectory() as place:
         tools = [make(Path(place)) for make in CONTESTANTS]
         rows = []
@@ -192,7 +206,7 @@ def main() -> int:
                 print(f"  {tool.name}: {verdict.word} {verdict.why} {verdict.ran}", file=sys.stderr, flush=True)
         for tool in tools:
             tool.close()
-        lines = [*head(tools, sys.argv[1:]), *table(tools, rows), "", *history_lines(found())]
+        lines = [*head(tools, measured, sys.argv[1:]), *table(tools, rows), "", *history_lines(found())]
     page = "\n".join(lines)
     if given.quick or given.only:
         print(page)

@@ -28,6 +28,8 @@ from adversary.troubles import killed_for_real, struck
 
 HISTORIES = int(os.environ.get("QDC_HISTORIES", "250"))
 COUNT = Count()
+FIRST: list[str] = []
+"""The first wrong history, as it was told."""
 STARTED = time.monotonic()
 ALL_BUT_TOSS = "draw left right join pack"
 BROKEN_TRIES = 20
@@ -74,8 +76,9 @@ TABLE: list[Row] = [
     ("README", 0, 0, ""),
     ("README", 2, 0, ""),
     ("qdc's own version and command line", 0, 0, ""),
-    ("constant of a stage while a build runs", 1, 1, "draw left right join pack"),
-    ("constant of a stage while a build runs", 2, 3, "draw left right join pack"),
+    ("code edited before a stage is loaded", 1, 1, ALL_BUT_TOSS),
+    ("code edited before a stage is loaded", 2, 3, ALL_BUT_TOSS),
+    ("data edited while the stage that reads it runs", 0, 0, ALL_BUT_TOSS),
     ("kill at a step of publishing", 0, 0, ALL_BUT_TOSS),
     ("kill at a step of publishing", 2, 3, "join pack"),
     ("disk full", 2, 3, "join pack"),
@@ -130,14 +133,13 @@ PATHS: list[tuple[str, list[Taken], str]] = [
 ]
 """Histories that were wrong once, and the stages that run in them."""
 
-OPEN = {
-    "constant of a stage while a build runs": "the code that a worker loads may be younger than the key",
-    "keep after a try that was taken back": "what was made last is kept, not what counted last",
+OPEN: dict[str, str] = {
+    "data edited while the stage that reads it runs": "a worker looks at the code when it is loaded, not when it ends",
     "read-only store of another checkout": "what is not known by its stat is copied, although it is there",
 }
 """Kinds of step that the engine gets wrong, and why."""
-UNSURE = ("keep", "read-only store")
-"""Kinds that it gets wrong after some of these."""
+UNSURE = ("read-only store",)
+"""Kinds that it gets wrong for the same reasons, after some histories."""
 
 
 SHOWN: dict[str, list[Taken]] = {"the last rerun counts, not the first": PATHS[0][1][:3]}
@@ -218,7 +220,15 @@ steps = st.tuples(
 )
 @given(st.lists(steps, min_size=1, max_size=8))
 def test_no_history_ends_in_a_wrong_decision(history: list[Taken]) -> None:
-    tell(history, COUNT)
+    """What is told again to make a wrong history smaller is not counted."""
+    if COUNT.wrong:
+        tell(history)
+        return
+    try:
+        tell(history, COUNT)
+    except Wrong as wrong:
+        FIRST.append(str(wrong))
+        raise
 
 
 @pytest.mark.parametrize("name", BREAKS)
@@ -244,7 +254,9 @@ def _report() -> None:
     place = os.environ.get("QDC_HISTORIES_REPORT")
     if place:
         report = {
+            "asked": HISTORIES,
             "histories": COUNT.histories,
+            "first_wrong": FIRST,
             "steps": dict(COUNT.steps),
             "builds": COUNT.builds,
             "decisions": COUNT.decisions,

@@ -177,7 +177,14 @@ def _use() -> Iterator[None]:
 
         return call
 
-    with method(StatMemo, "digest", made):
+    trusted = [("qdc.store.store", "sha256_file", lambda path: path.name)]
+    with method(StatMemo, "digest", made), replaced(trusted):
+        yield
+
+
+@breaks("a worker does not look at its code", FRESH, "code edited before a stage is loaded")
+def _unchecked() -> Iterator[None]:
+    with replaced([("qdc.run.worker", "check_code", lambda job: None)]):
         yield
 
 

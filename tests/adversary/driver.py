@@ -31,6 +31,7 @@ from qdc.recipe.load import Loaded
 from qdc.recipe.reading import parse_document
 from qdc.run import build as build_module
 from qdc.run import front as front_module
+from qdc.run import worker as worker_module
 from qdc.run.build import Build
 from qdc.run.settings import Settings
 from qdc.store.store import Store
@@ -81,12 +82,23 @@ def expand(recipe: dict[str, Any], facts: dict[str, Any]) -> list[Instance]:
     return instances
 
 
+def run_stage(module: ModuleType, job: dict[str, Any], context: Context, amid: Callable[[], None]) -> None:
+    """What a worker does once its stage is loaded. `amid` happens between the worker's look at the code and the run."""
+    worker_module.check_code(job)
+    amid()
+    module.run(context)
+
+
 class Stages:
-    """Runs a stage in this process, from the package's files as they are at that moment."""
+    """Runs a stage in this process, from the package's files as they are at that moment.
+
+    `before` happens when a stage is about to be loaded, `amid` when it is about to run.
+    """
 
     def __init__(self) -> None:
         self.world: World
         self.before: Callable[[str], None] = lambda name: None
+        self.amid: Callable[[str], None] = lambda name: None
         self.done: list[str] = []
         self.idle = 0
 
@@ -114,7 +126,13 @@ class Stages:
         job = worker.job
         folders = {role: Path(path) for role, path in job["inputs"].items()}
         context = Context(folders, job["digests"], job["params"], Path(job["output"]), Path(job["partial"]))
-        self._load(f"stages/{job['module']}", {}).run(context)
+        module = self._load(f"stages/{job['module']}", {})
+        try:
+            run_stage(module, job, context, lambda: self.amid(worker.name))
+        except QdcError as error:
+            refused = error
+            worker.process.returncode, worker.failure = refused.exit_code, lambda code: refused
+            return worker
         self.done.append(worker.name)
         return worker
 
@@ -191,7 +209,7 @@ class Engine:
         package, root = self.world.package, self.world.root
         return [
             ("qdc.graph.code", "KINDS", KINDS),
-            ("qdc.graph.code", "code_files", lambda: code_files(package)),
+            ("qdc.graph.code", "code_files", lambda only=None: code_files(package, only)),
             ("qdc.graph.code", "resource", lambda name: root / name),
             ("qdc.graph.locks", "FOLDER", package / "environments"),
             ("qdc.graph.expand", "expand", expand),
@@ -202,7 +220,7 @@ class Engine:
             ("qdc.sources.lock", "state", lambda loaded: None),
             ("qdc.sources.lock", "trees", lambda loaded: {}),
             ("qdc.sources.facts", "attach", lambda loaded: loaded),
-            ("qdc.run.front", "PACKAGE", package),
+            ("qdc.graph.signature", "PACKAGE", package),
             ("qdc.run.build", "KINDS", KINDS),
             *(("qdc.run.process", name, getattr(self.stages, name)) for name in ("start", "wait_any", "stop")),
             ("qdc.run.build", "LOOK_AGAIN_S", 0.001),
@@ -213,7 +231,9 @@ class Engine:
         """A store, a build of the recipe as it is now, and where its outcome will be."""
         store, outcome = Store(self.world.store), Outcome()
         read = front_module.front(self.world.recipe, [], store)
-        return store, build_module.Build(store, Settings("python", 1, 2), read.instances, Listener(outcome)), outcome
+        asked, listener = Settings("python", 1, 2), Listener(outcome)
+        build = build_module.Build(store, asked, read.instances, listener, signature=read.signature)
+        return store, build, outcome
 
     def build(self) -> Outcome:
         """One `qdc build`. Its error or death, if any, is in the outcome."""

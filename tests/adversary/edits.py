@@ -11,6 +11,8 @@ from typing import Protocol
 from adversary.trial import Trial
 from adversary.world import CODE, DATA, OUTSIDE, Meaning, World
 
+from qdc.core.errors import QdcError
+
 Step = Callable[[Trial, int, int], str]
 """Does one step with two numbers to choose by, judges what follows, and returns what it was in words."""
 EDITS: dict[str, Step] = {}
@@ -312,26 +314,56 @@ def _version(trial: Trial, a: int, b: int) -> str:
     return f"qdc 1.{a}.{b}"
 
 
-@edit("constant of a stage while a build runs")
+@edit("code edited before a stage is loaded")
 def _during(trial: Trial, a: int, b: int) -> str:
-    """The code that ran is not the code that the plan saw: nothing may be recorded as made by the plan's."""
-    constant(trial, "stages/draw", b)
-    old, module = dict(trial.meaning.constants), INSIDE[a % len(INSIDE)]
-    expected, edited = trial.expect(), list[str]()
+    """The code that runs is not the code that the plan saw: nothing may be recorded as made by the plan's."""
+    module = INSIDE[a % len(INSIDE)]
+    was = trial.meaning.constants[module]
 
-    def change(stage: str) -> None:
-        if not edited:
+    def undo() -> None:
+        trial.meaning.constants[module] = was
+        trial.world.write_code(module)
+
+    return _while(trial, "before", "draw", lambda: constant(trial, module, b), undo)
+
+
+@edit("data edited while the stage that reads it runs")
+def _amid(trial: Trial, a: int, b: int) -> str:
+    """A stage reads its data files when it runs, long after it was loaded."""
+    name = sorted(DATA)[a % len(DATA)]
+    was = trial.meaning.data[name]
+
+    def undo() -> None:
+        trial.meaning.data[name] = was
+        trial.world.write_data(name)
+
+    return _while(trial, "amid", "pack", lambda: data(trial, name), undo)
+
+
+def _while(trial: Trial, when: str, stage: str, change: Callable[[], str], undo: Callable[[], None]) -> str:
+    """A build of everything, with a change at that point; a build of what is there now; and one of what was there.
+
+    The build that was disturbed may refuse. Whatever it recorded, the others must find right.
+    """
+    trial.meaning.count = trial.meaning.count % 9 + 1
+    trial.meaning.k = (trial.meaning.k + 1) % 10
+    trial.world.write_recipe()
+    expected, said = trial.expect(), list[str]()
+
+    def once(name: str) -> None:
+        if name == stage and not said:
             trial.clock.advance()
-            edited.append(constant(trial, module, b))
+            said.append(change())
 
-    trial.engine.stages.before = change
-    trial.engine.build()
-    trial.engine.stages.before = lambda stage: None
+    setattr(trial.engine.stages, when, once)
+    error = trial.engine.build().error
+    setattr(trial.engine.stages, when, lambda name: None)
+    if error is not None and not isinstance(error, QdcError):
+        raise error
     trial.clock.advance()
     maybe = frozenset({*trial.expect().senses.values(), *expected.senses.values()})
     trial.settle(maybe)
-    trial.meaning.constants = old
-    trial.world.write_code(module)
+    undo()
     trial.clock.advance()
     trial.settle(maybe)
-    return f"{edited[0]} while draw ran, a build, and back again"
+    return f"{said[0] if said else 'nothing'} {when} {stage} ran, a build, and back again"
