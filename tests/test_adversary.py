@@ -134,7 +134,6 @@ PATHS: list[tuple[str, list[Taken], str]] = [
 """Histories that were wrong once, and the stages that run in them."""
 
 OPEN: dict[str, str] = {
-    "data edited while the stage that reads it runs": "a worker looks at the code when it is loaded, not when it ends",
     "read-only store of another checkout": "what is not known by its stat is copied, although it is there",
 }
 """Kinds of step that the engine gets wrong, and why."""

@@ -326,6 +326,7 @@ def worker_says(tmp_path: Path, code: str, python: str = sys.executable) -> proc
         "threads": 1,
         "packages": {},
         "signature": package_signature(),
+        "data": False,
     }
     (tmp_path / "probe.py").write_text(code)
     (tmp_path / "sitecustomize.py").write_text(

@@ -87,6 +87,7 @@ def run_stage(module: ModuleType, job: dict[str, Any], context: Context, amid: C
     worker_module.check_code(job)
     amid()
     module.run(context)
+    worker_module.check_data(job)
 
 
 class Stages:

@@ -229,6 +229,7 @@ class Build:
                 "packages": instance.packages,
                 "kind": instance.kind,
                 "code": instance.code,
+                "data": bool(KINDS[instance.kind].data),
                 "signature": self.signature,
             }
             python = self.settings.train_python if instance.environment == "train" else sys.executable

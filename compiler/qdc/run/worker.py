@@ -65,6 +65,13 @@ def run(job: dict[str, Any], descriptor: int) -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(context.threads)
     module.run(context)
+    check_data(job)
+
+
+def check_data(job: dict[str, Any]) -> None:
+    """Once the stage has run: as `check_code`, for a kind whose data files are read while it runs."""
+    if job["data"]:
+        check_code(job)
 
 
 def check_code(job: dict[str, Any]) -> None:
