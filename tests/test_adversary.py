@@ -133,11 +133,9 @@ PATHS: list[tuple[str, list[Taken], str]] = [
 ]
 """Histories that were wrong once, and the stages that run in them."""
 
-OPEN: dict[str, str] = {
-    "read-only store of another checkout": "what is not known by its stat is copied, although it is there",
-}
+OPEN: dict[str, str] = {}
 """Kinds of step that the engine gets wrong, and why."""
-UNSURE = ("read-only store",)
+UNSURE: tuple[str, ...] = ()
 """Kinds that it gets wrong for the same reasons, after some histories."""
 
 

@@ -10,10 +10,12 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from qdc.core.errors import COULD_NOT, QdcError
+from qdc.core.files import sha256_file
 from qdc.store.copying import copy_hashed, hash_flushed, two_at_a_time
 from qdc.store.memo import Seen, seen, signature
 from qdc.store.store import Store, disk_errors
@@ -53,18 +55,36 @@ def ingest(store: Store, folder: Path) -> Tree:
     files = _files(folder)
     digests = {file: store.memo.known(file.path) for file in files}
     lacking = [file for file, sha256 in digests.items() if sha256 is None or not store.has(sha256, file.size)]
-    if lacking:
-        with store.staging() as work:
-            numbered = list(enumerate(lacking))
-            taken = two_at_a_time(lambda item: _copy(store, item[1], work / str(item[0])), numbered)
-        for file, item in zip(lacking, taken, strict=True):
+    try:
+        for file, item in _copied(store, lacking):
             digests[file] = item.sha256
             store.memo.learn(file.path, file.before, item.sha256, file.looked)
             _learn_object(store, item)
+    except QdcError as error:
+        if error.id != "store.disk":
+            raise
+        digests |= _there_already(store, lacking, error)
     tree = Tree(tuple(file.entry(str(sha256)) for file, sha256 in digests.items()))
     store.add_tree(tree)
     store.memo.save()
     return tree
+
+
+def _copied(store: Store, files: list[_File]) -> Iterator[tuple[_File, _Taken]]:
+    if files:
+        with store.staging() as work:
+            numbered = list(enumerate(files))
+            taken = two_at_a_time(lambda item: _copy(store, item[1], work / str(item[0])), numbered)
+        yield from zip(files, taken, strict=True)
+
+
+def _there_already(store: Store, files: list[_File], error: QdcError) -> dict[_File, str | None]:
+    """The digests of files that a store which takes nothing holds; raises `error` where it lacks one."""
+    hashed = two_at_a_time(lambda file: sha256_file(file.path), files)
+    found: dict[_File, str | None] = dict(zip(files, hashed, strict=True))
+    if any(not store.has(str(sha256), file.size) for file, sha256 in found.items()):
+        raise error
+    return found
 
 
 def publish(store: Store, folder: Path) -> Tree:
