@@ -1,7 +1,7 @@
 """The log of every build: what was decided about each stage, and why. A few kB a build, also of one that failed.
 
-`log/<id>.json` in the store answers `qdc why STAGE LOG` later, when recipe, code and records have moved on. A build
-that had nothing to do leaves none. This module decides nothing.
+`log/<id>.json` in the store answers `qdc why STAGE LOG` later, when recipe, code and records have moved on. An id begins
+with L, so that no build has it. A build that had nothing to do leaves none. This module decides nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def write_log(
     store: Store, started: float, recipe_file: str, recipe: str, edits: list[Json], decisions: Decisions, outcome: Json
 ) -> str:
     """Keep the log of a build; returns its id. `outcome`: {result: done | failed | interrupted, build, error}."""
-    base = time.strftime("%Y%m%d-%H%M%S", time.gmtime(started))
+    base = time.strftime("L%Y%m%d-%H%M%S", time.gmtime(started))
     with store.lock("log"):
         taken, number = set(logs(store)), 0
         while (id := f"{base}-{number}") in taken:
