@@ -1,7 +1,7 @@
 """The log of every build: what was decided about each stage, and why. A few kB a build, also of one that failed.
 
-`log/<id>.json` in the store answers `qdc why STAGE LOG` later, when recipe, code and records have moved on. An id begins
-with L, so that no build has it. A build that had nothing to do leaves none. This module decides nothing.
+`log/<id>.json` in the store answers `qdc why STAGE LOG` later, when recipe, code and records have moved on. An id
+begins with L, so that no build has it. A build that had nothing to do leaves none. This module decides nothing.
 """
 
 from __future__ import annotations
