@@ -124,7 +124,6 @@ def _unsupported(missing: list[tuple[str, str]]) -> QdcError:
 
 def _needed(instances: list[Any], wanted: list[str]) -> set[str]:
     """The wanted instances and all that they need."""
-    from qdc.core.errors import QdcError
     from qdc.core.spelling import suggestion
 
     by_name = {instance.name: instance for instance in instances}
