@@ -10,8 +10,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
-import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "compiler")]
 
+import machine  # noqa: E402
 from adversary.oracle import KIND  # noqa: E402
 from contestants import CONTESTANTS, Qdc  # noqa: E402
 from scenarios import QUICK, SCENARIOS, Contestant, Memory, NotExpressible, Stand  # noqa: E402
@@ -100,26 +99,14 @@ def histories(count: int) -> Iterator[Callable[[], dict[str, object]]]:
             running.wait()
 
 
-def commit() -> str:
-    """The commit that is measured, and whether the folders that matter differ from it."""
-    parts = ["compiler", "tests/adversary", "tests/test_adversary.py", "benchmarks"]
-    name = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()[:12]
-    command = ["git", "status", "--porcelain", "--", *parts]
-    changed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    return (f", commit {name}" if name else "") + (" with uncommitted changes" if changed else "")
-
-
 def head(tools: Sequence[Contestant], measured: str, arguments: list[str]) -> list[str]:
-    info = Path("/proc/cpuinfo").read_text()
-    model = (re.search(r"model name\s*: (.*)", info) or ["", platform.machine()])[1]
     return [
         "# Who reruns what",
         "",
         f"Written by `python benchmarks/freshness.py{''.join(f' {part}' for part in arguments)}`; every word of the",
         "tables is of that one run.",
         "",
-        f"- machine: {os.cpu_count()} cores, {model}, {platform.system()} {platform.release()}",
-        f"- Python {platform.python_version()}{measured}",
+        *machine.lines(measured=measured),
         *(f"- {tool.name} {tool.version}" for tool in tools),
         "",
         "One project of six stages (`draw` reads a folder; `left` and `right` read `draw`; `join` reads both, in",
@@ -194,7 +181,7 @@ def main() -> int:
     chosen = [s for s in SCENARIOS if not given.quick or s.name in QUICK]
     chosen = [s for s in chosen if not given.only or s.name.startswith(tuple(given.only))]
     count = 100 if given.quick or given.only else given.histories
-    measured = commit()
+    measured = machine.commit()
     with histories(count) as found, tempfile.TemporaryDirectory() as place:
         tools = [make(Path(place)) for make in CONTESTANTS]
         rows = []

@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,13 +25,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "compiler")]
 
+import machine  # noqa: E402
 from broken.corpus import Case, Place, cases, copy_recipes, expected, lock, write  # noqa: E402
 from tools import Answer, Tool, clean_environment, tools  # noqa: E402
 
 PAGE = ROOT / "docs" / "results" / "frontend.md"
 BUDGETS = {"validate": 250, "plan": 300}
-QUIET, PATIENCE = 0.5, 300.0
-"""Load a core at which timing may begin, and how many seconds are waited for it."""
 OWN_TOPICS = ("extends", "set")
 
 
@@ -41,7 +40,7 @@ def main() -> int:
     given = options.parse_args()
     rounds, examples = (3, 100) if given.quick else (30, 10_000)
     compared = tools()
-    load = _wait_for_quiet(0.0 if given.quick else PATIENCE)
+    load = machine.quiet(0.0 if given.quick else machine.PATIENCE)
     timing = timing_section(compared, rounds, load)
     broken = corpus_section(compared)
     fuzz = fuzz_section(examples)
@@ -55,18 +54,13 @@ def main() -> int:
 
 def head(compared: list[Tool]) -> list[str]:
     """Machine, versions and command."""
-    info = Path("/proc/cpuinfo").read_text()
-    model = (re.search(r"model name\s*: (.*)", info) or ["", platform.machine()])[1]
-    memory = int((re.search(r"MemTotal: *(\d+)", Path("/proc/meminfo").read_text()) or ["", "0"])[1]) / 1e6
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()[:12]
     return [
         "# The front end, measured",
         "",
         "Written by `make bench` (benchmarks/frontend.py); every figure is of that one run. Peers run on the same",
         "machine in the same run.",
         "",
-        f"- machine: {os.cpu_count()} cores, {model}, {memory:.0f} GB, {platform.system()} {platform.release()}",
-        f"- Python {platform.python_version()}" + (f", commit {commit}" if commit else ""),
+        *machine.lines(),
         *(f"- {tool.name}: {tool.versions}" for tool in compared),
         "",
     ]
@@ -75,19 +69,10 @@ def head(compared: list[Tool]) -> list[str]:
 # -- times ------------------------------------------------------------------------------------------------------------
 
 
-def _wait_for_quiet(patience: float) -> str:
-    """Wait until the machine is idle, for so many seconds at most; returns the load then, in words."""
-    limit, start = QUIET * (os.cpu_count() or 1), time.monotonic()
-    while os.getloadavg()[0] > limit and time.monotonic() - start < patience:
-        time.sleep(10)
-    load = os.getloadavg()
-    verdict = "" if load[0] <= limit else "; the machine was busy, so the times are too long"
-    return f"Load average when timing began: {load[0]:.2f}{verdict}"
-
-
 @dataclass(frozen=True)
 class Timed:
-    """One row: `fresh` is a folder that is emptied before each process; `codes` are right answers."""
+    """One row: `fresh` is a folder that is removed before each process, `edited` a recipe that gets another name;
+    `codes` are right answers."""
 
     what: str
     on: str
@@ -95,18 +80,21 @@ class Timed:
     codes: tuple[int, ...]
     budget: int | None = None
     fresh: Path | None = None
+    edited: Path | None = None
 
 
 def timing_section(compared: list[Tool], rounds: int, load: str) -> list[str]:
     with tempfile.TemporaryDirectory() as place:
         rows = list(_timed(compared, Path(place)))
         times = [[_milliseconds(row) for row in rows] for _ in range(rounds)]
-    load += f"; when it ended: {os.getloadavg()[0]:.2f} (1 and less is this benchmark alone)"
+    load += f" When it ended: {os.getloadavg()[0]:.2f} (1 and less is this benchmark alone)."
     lines = [
         "## Times",
         "",
         f"Wall time of a whole process, {rounds} of each, one after the other in turns; files are in the disk's cache.",
-        f"The largest recipe has a lock beside it, so that all of its rules are decided. {load}.",
+        "The largest recipe has a lock beside it, so that all of its rules are decided. `first` is the first plan of a",
+        "new store, which reads all code that keys cover; `edited` follows an edit of the recipe; `again` none.",
+        load,
         "",
         "| what | recipe | median ms | 5 % to 95 % | budget ms |",
         "|---|---|---:|---:|---:|",
@@ -134,9 +122,14 @@ def _timed(compared: list[Tool], place: Path) -> Iterator[Timed]:
     for path in (largest, folder / "tiny.yaml"):
         on = path.name
         yield Timed("`qdc validate`", on, qdc.arguments(path, []), (0,), BUDGETS["validate"])
-        for when, store, fresh in (("first", place / "new", True), ("again", place / "used", False)):
-            command = [binary, "plan", str(path), "--store", str(store)]
-            yield Timed(f"`qdc plan`, {when}", on, command, (0, 1), BUDGETS["plan"], store if fresh else None)
+        new, used, other = place / "new", place / "used", folder / f"edited-{on}"
+        shutil.copy(path, other)
+        if path.with_suffix(".lock").exists():
+            shutil.copy(path.with_suffix(".lock"), other.with_suffix(".lock"))
+        plan, budget = [binary, "plan", "--store"], BUDGETS["plan"]
+        yield Timed("`qdc plan`, first", on, [*plan, str(new), str(path)], (0, 1), budget, fresh=new)
+        yield Timed("`qdc plan`, edited", on, [*plan, str(used), str(other)], (0, 1), budget, edited=other)
+        yield Timed("`qdc plan`, again", on, [*plan, str(used), str(path)], (0, 1), budget)
         yield Timed(check.name, on, check.arguments(path, []), (0, 1))
         yield Timed(plain.name, on, plain.arguments(path, []), (0, 1))
     yield Timed("a Python that does nothing", "none", [sys.executable, "-c", "pass"], (0,))
@@ -144,7 +137,10 @@ def _timed(compared: list[Tool], place: Path) -> Iterator[Timed]:
 
 def _milliseconds(row: Timed) -> float:
     if row.fresh is not None:
-        subprocess.run(["rm", "-rf", str(row.fresh)], check=True)
+        shutil.rmtree(row.fresh, ignore_errors=True)
+    if row.edited is not None:
+        text = row.edited.read_text()
+        row.edited.write_text(re.sub(r"(?m)^name: \S+", f"name: n{time.monotonic_ns()}", text))
     start = time.perf_counter()
     done = subprocess.run(row.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=clean_environment())
     taken = (time.perf_counter() - start) * 1000

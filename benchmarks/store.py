@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import mmap
 import os
-import platform
-import re
 import resource
 import shutil
 import statistics
@@ -23,6 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import machine
 import null_build
 from checkpoint import given_project
 from peers import cache, peer, versions
@@ -32,8 +31,6 @@ from qdc.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "store.md"
-QUIET = 0.5
-"""Load a core at which timing may begin."""
 INGEST_BUDGET = 0.8
 EDIT_MS, EDIT_BYTES = 1000, 200_000
 GIB = 1 << 30
@@ -43,7 +40,9 @@ DISK = "the disk alone: as many bytes written past its cache"
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true", help="small files and few rounds; prints, writes nothing")
-    options.add_argument("--patience", type=float, default=300.0, help="seconds to wait for a quiet machine, each time")
+    options.add_argument(
+        "--patience", type=float, default=machine.PATIENCE, help="seconds to wait for a quiet machine, each time"
+    )
     given = options.parse_args()
     size, rounds, file_size, turns = (3_000_000, 3, 32 << 20, 1) if given.quick else (2 * GIB, 21, GIB, 3)
     cache().mkdir(parents=True, exist_ok=True)
@@ -64,10 +63,6 @@ def main() -> int:
 
 def head() -> list[str]:
     """Machine, versions and command."""
-    info = Path("/proc/cpuinfo").read_text()
-    model = (re.search(r"model name\s*: (.*)", info) or ["", platform.machine()])[1]
-    memory = int((re.search(r"MemTotal: *(\d+)", Path("/proc/meminfo").read_text()) or ["", "0"])[1]) / 1e6
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()[:12]
     disk = subprocess.run(["stat", "-f", "-c", "%T", str(cache())], capture_output=True, text=True).stdout.strip()
     return [
         "# The store, measured",
@@ -75,21 +70,9 @@ def head() -> list[str]:
         "Written by `python benchmarks/store.py`; every figure is of that one run. Peers run on the same machine in",
         "the same run, in turns.",
         "",
-        f"- machine: {os.cpu_count()} cores, {model}, {memory:.0f} GB, {platform.system()} {platform.release()}",
-        f"- file system: {disk}",
-        f"- Python {platform.python_version()}" + (f", commit {commit}" if commit else ""),
+        *machine.lines(f"file system: {disk}"),
         "",
     ]
-
-
-def quiet(patience: float) -> str:
-    """Wait until the machine is idle, for so many seconds at most; returns the load then, as a sentence."""
-    limit, start = QUIET * (os.cpu_count() or 1), time.monotonic()
-    while os.getloadavg()[0] > limit and time.monotonic() - start < patience:
-        time.sleep(10)
-    load = os.getloadavg()
-    busy = "" if load[0] <= limit else "; the machine was busy, so times are too long and rates too low"
-    return f"Load average when timing began: {load[0]:.2f} {load[1]:.2f} {load[2]:.2f}{busy}."
 
 
 # -- what is built ----------------------------------------------------------------------------------------------------
@@ -105,7 +88,7 @@ def built_sections(place: Path, size: int, rounds: int, patience: float) -> list
         subprocess.run(tool.command, cwd=tool.folder, env=null_build.environment(), stdout=log, stderr=log, check=True)
     once = once_section(store, recipe)
     tools = [tool, *null_build.peers(place, weights)]
-    null = null_build.section(tools, weights, rounds, quiet(patience))
+    null = null_build.section(tools, weights, rounds, machine.quiet(patience))
     return [*null, *edit_section(place, tool, store, 1 if rounds < 10 else 3, patience), *once]
 
 
@@ -143,7 +126,7 @@ def edit_section(place: Path, tool: null_build.Tool, store: Store, series: int, 
     command += ["--quiet", "--set", "image.base={scratch: true}"]
     held = _bytes(store.root / "objects")
     _build(command, folder)
-    load = quiet(patience)
+    load = machine.quiet(patience)
     seconds, grown, blocks = [], [], []
     for requests in range(1, series + 1):
         fixed = [*command, "--set", f"serve.max_num_seqs={requests}"]
@@ -198,7 +181,7 @@ def ingest_section(place: Path, file_size: int, turns: int, patience: float) -> 
     os.sync()
     for path in files:
         sha256_file(path)
-    load = quiet(patience)
+    load = machine.quiet(patience)
     total, made = 4 * file_size, place / "made"
     ways: dict[str, Callable[[], object]] = {
         "hashlib SHA-256, one thread": lambda: [sha256_file(path) for path in files],

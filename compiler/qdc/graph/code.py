@@ -65,12 +65,9 @@ def _data_files(pattern: str, package: Path) -> list[tuple[str, Path]]:
 
 def _parse(path: Path, package: Path) -> tuple[str, list[Path]]:
     """Digest of a module's meaning, and the files that it imports from this package."""
-    tree = ast.parse(path.read_bytes(), str(path))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [statement for statement in node.body if not _is_docstring(statement)]
-    meaning = hashlib.sha256(canonical.dumps(_plain(tree))).hexdigest()
-    return meaning, sorted(_imports(tree, path, package))
+    imports: list[ast.Import | ast.ImportFrom] = []
+    meaning = hashlib.sha256(canonical.dumps(_plain(ast.parse(path.read_bytes(), str(path)), imports))).hexdigest()
+    return meaning, sorted(_imports(imports, path, package))
 
 
 def _is_docstring(statement: ast.stmt) -> bool:
@@ -82,34 +79,44 @@ def _is_docstring(statement: ast.stmt) -> bool:
     )
 
 
-def _plain(node: Any) -> Any:
-    """A syntax tree as nested lists, without empty fields, so that new Python versions add nothing."""
+DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+UNSAID = frozenset({"type_comment", "ctx", "kind"})
+
+
+def _plain(node: Any, imports: list[ast.Import | ast.ImportFrom]) -> Any:
+    """A syntax tree as nested lists, without docstrings and without empty fields, so that new Python versions add
+    nothing. Adds the import statements on the way to `imports`: a tree is walked once, since a store's first plan
+    waits for all of them."""
     if isinstance(node, ast.AST):
-        fields = [
-            [name, _plain(value)]
-            for name, value in ast.iter_fields(node)
-            if value is not None and value != [] and name not in ("type_comment", "ctx", "kind")
-        ]
-        return [type(node).__name__, fields]
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imports.append(node)
+        elif isinstance(node, DEFINITIONS):
+            node.body = [statement for statement in node.body if not _is_docstring(statement)]
+        said = []
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if value is not None and value != [] and name not in UNSAID:
+                said.append([name, _plain(value, imports)])
+        return [type(node).__name__, said]
     if isinstance(node, list):
-        return [_plain(item) for item in node]
+        return [_plain(item, imports) for item in node]
     if isinstance(node, bool | str) or node is None:
         return node
     return [type(node).__name__, repr(node)]
 
 
-NOTHING = hashlib.sha256(canonical.dumps(_plain(ast.parse("")))).hexdigest()
+NOTHING = hashlib.sha256(canonical.dumps(_plain(ast.parse(""), []))).hexdigest()
 """What a module without statements means: it is as good as absent."""
 
 
-def _imports(tree: ast.AST, path: Path, package: Path) -> set[Path]:
+def _imports(statements: list[ast.Import | ast.ImportFrom], path: Path, package: Path) -> set[Path]:
     """Files of this package that run when the module at `path` is imported: with each module, its packages."""
     here = ["qdc", *path.relative_to(package).with_suffix("").parts]
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in statements:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = here[: -node.level] if node.level else []
             module = ".".join([*base, node.module] if node.module else base)
             names.update(f"{module}.{alias.name}" for alias in node.names)
