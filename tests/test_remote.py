@@ -278,11 +278,6 @@ def remote_of(store: Store, folder: Path) -> Path:
     return folder
 
 
-def spoil(path: Path, data: bytes) -> None:
-    path.chmod(0o644)
-    path.write_bytes(data)
-
-
 LIES = {
     "object truncated": ("objects/", "it has 7 bytes in place of 9"),
     "object emptied": ("objects/", "it has 0 bytes in place of 9"),
@@ -317,19 +312,19 @@ def test_what_is_not_what_it_is_called_is_refused_by_name_and_nothing_of_it_ente
     listed, record = there / f"trees/{row['output']}.json", there / f"records/{row['key']}/1.json"
     value = json.loads(record.read_bytes())
     if lie == "object truncated":
-        spoil(held, held.read_bytes()[:-2])
+        small_store.spoil(held, held.read_bytes()[:-2])
     elif lie == "object emptied":
-        spoil(held, b"")
+        small_store.spoil(held, b"")
     elif lie == "object of the same size":
-        spoil(held, b"weights X")
+        small_store.spoil(held, b"weights X")
     elif lie == "object grown":
-        spoil(held, held.read_bytes() + b"more")
+        small_store.spoil(held, held.read_bytes() + b"more")
     elif lie == "object gone":
         held.unlink()
     elif lie == "tree truncated":
-        spoil(listed, listed.read_bytes()[:-4])
+        small_store.spoil(listed, listed.read_bytes()[:-4])
     elif lie == "tree of another content":
-        spoil(listed, listed.read_bytes().replace(b"w/model", b"w/mOdel"))
+        small_store.spoil(listed, listed.read_bytes().replace(b"w/model", b"w/mOdel"))
     elif lie == "tree gone":
         listed.unlink()
     elif lie == "tree that leaves its folder":
@@ -337,7 +332,7 @@ def test_what_is_not_what_it_is_called_is_refused_by_name_and_nothing_of_it_ente
         (there / f"trees/{evil.digest}.json").write_bytes(canonical.dumps(evil.as_json()))
         value["output"] = evil.digest
     elif lie == "record truncated":
-        spoil(record, record.read_bytes()[:-5])
+        small_store.spoil(record, record.read_bytes()[:-5])
     elif lie == "record of other components":
         value["components"]["params"]["value"] = 2
     elif lie == "record of another key":
@@ -537,7 +532,7 @@ def test_a_damaged_object_is_not_pushed(store: Store, tmp_path: Path) -> None:
     tree = store.tree(build["stages"][0]["output"])
     assert tree is not None
     path = store.object_path(tree.entries[0].sha256)
-    spoil(path, b"weights X")
+    small_store.spoil(path, b"weights X")
     with pytest.raises(QdcError, match="is damaged and was removed"):
         Transfer(store, Remote(f"file://{tmp_path}/remote")).push_build(build)
     assert verify(tmp_path / "remote") == [] and not path.exists()
@@ -632,7 +627,7 @@ def test_a_lying_remote_is_named_and_the_stage_runs(tmp_path: Path, made: Script
     reading(tmp_path / "a", None, one)
     Transfer(Store(tmp_path / "a"), Remote(url)).push_records([one.key({})])
     (held,) = [path for path in (tmp_path / "remote/objects").rglob("*") if path.is_file()]
-    spoil(held, b"eno")
+    small_store.spoil(held, b"eno")
     build, rows = reading(tmp_path / "b", url, one)
     assert rows == {"one": (True, False)}
     (note,) = build.notes

@@ -13,6 +13,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import small_store
 
 from qdc.cli import main
 from qdc.cli.build import _same_build
@@ -132,11 +133,6 @@ def objects(store: Store, digest: str) -> list[Path]:
     return [store.object_path(entry.sha256) for entry in tree.entries]
 
 
-def spoil(path: Path, data: bytes) -> None:
-    path.chmod(0o644)
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("damage", ["tree", "record", "record of another key", "object shortened", "object gone"])
 def test_damage_is_repaired_by_running_that_stage_once(tmp_path: Path, made: Scripts, damage: str) -> None:
     root = tmp_path / "store"
@@ -149,13 +145,13 @@ def test_damage_is_repaired_by_running_that_stage_once(tmp_path: Path, made: Scr
     target = objects(store, record["output"])[0]
     if damage == "tree":
         tree = root / "trees" / f"{record['output']}.json"
-        spoil(tree, tree.read_bytes()[:-3])
+        small_store.spoil(tree, tree.read_bytes()[:-3])
     elif damage == "record":
-        spoil(kept, kept.read_bytes()[:-9])
+        small_store.spoil(kept, kept.read_bytes()[:-9])
     elif damage == "record of another key":
-        spoil(kept, json.dumps({**record, "key": "0" * 64}).encode())
+        small_store.spoil(kept, json.dumps({**record, "key": "0" * 64}).encode())
     elif damage == "object shortened":
-        spoil(target, b"")
+        small_store.spoil(target, b"")
     else:
         target.unlink()
     assert build(root, one, two) == ["one"]
@@ -170,7 +166,7 @@ def test_same_size_damage_stops_what_uses_it_and_the_next_build_repairs_it(tmp_p
     store = Store(root)
     record = store.record(one.key({}))
     assert record is not None
-    spoil(objects(store, record["output"])[0], b"eno")
+    small_store.spoil(objects(store, record["output"])[0], b"eno")
     with pytest.raises(QdcError, match="is damaged and was removed"):
         build(root, one, two)
     assert build(root, one, two) == ["one", "two"]
@@ -185,7 +181,7 @@ def test_a_damaged_document_is_named_and_made_anew(tmp_path: Path, made: Scripts
     record = store.record(one.key({}))
     assert record is not None
     assert artifact_json(store, record["output"], "x.json") == {}
-    spoil(objects(store, record["output"])[0], b"{:")
+    small_store.spoil(objects(store, record["output"])[0], b"{:")
     with pytest.raises(QdcError, match="is damaged and was removed"):
         artifact_json(store, record["output"], "x.json")
     assert build(root, one) == ["one"]

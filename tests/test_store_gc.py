@@ -318,6 +318,23 @@ def test_gc_never_runs_beside_a_build_and_says_who_is_in_the_way(
     assert main(["store", "gc", "--yes", "--keep-builds", "0", "--store", str(made.root)]) == 0
 
 
+@pytest.mark.parametrize("verb", ["export", "audit"])
+def test_gc_does_not_begin_while_an_image_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    small_store.build(Store(tmp_path), "/r/a.yaml", 1, "20260101-000001-0")
+    tried = []
+
+    def meanwhile(*_: object) -> None:
+        with pytest.raises(QdcError, match="in use"), alone(tmp_path):
+            pass
+        tried.append(verb)
+        raise QdcError("test", "enough")
+
+    monkeypatch.setattr("qdc.image.export.export_archive", meanwhile)
+    more = [f"archive:{tmp_path / 'x.tar'}"] if verb == "export" else []
+    main([verb, "@1", *more, "--store", str(tmp_path)])
+    assert tried
+
+
 def test_a_build_waits_for_gc_and_says_so(tmp_path: Path) -> None:
     said, done = threading.Event(), threading.Event()
 
@@ -354,11 +371,6 @@ def test_an_action_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["store", "--help"]) == 0 and "push" in capsys.readouterr().out
 
 
-def spoil(path: Path, data: bytes) -> None:
-    path.chmod(0o644)
-    path.write_bytes(data)
-
-
 def test_verify_names_what_depends_on_a_damaged_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(tmp_path)
     one = small_store.build(store, "/r/a.yaml", 1, "20260101-000001-0")
@@ -368,7 +380,7 @@ def test_verify_names_what_depends_on_a_damaged_object(tmp_path: Path, capsys: p
     assert tree is not None
     entry = tree.find("w/model")
     assert entry is not None
-    spoil(store.object_path(entry.sha256), b"weights X")
+    small_store.spoil(store.object_path(entry.sha256), b"weights X")
     assert main(["store", "verify", "--store", str(tmp_path), "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     checked("store", answer)
@@ -408,21 +420,21 @@ def test_verify_finds_documents_that_are_not_what_they_are_called(
     record, tree = tmp_path / "records" / row["key"] / "1.json", tmp_path / "trees" / f"{row['output']}.json"
     value = json.loads(record.read_bytes())
     if damage == "truncated tree":
-        spoil(tree, tree.read_bytes()[:-3])
+        small_store.spoil(tree, tree.read_bytes()[:-3])
     elif damage == "renamed tree":
         tree.rename(tree.with_name("1" * 64 + ".json"))
     elif damage == "no tree":
         tree.unlink()
     elif damage == "truncated record":
-        spoil(record, record.read_bytes()[:-9])
+        small_store.spoil(record, record.read_bytes()[:-9])
     elif damage == "another key":
-        spoil(record, json.dumps({**value, "key": "1" * 64}).encode())
+        small_store.spoil(record, json.dumps({**value, "key": "1" * 64}).encode())
     elif damage == "edited components":
         value["components"]["params"]["value"] = 2
-        spoil(record, json.dumps(value).encode())
+        small_store.spoil(record, json.dumps(value).encode())
     else:
         path = tmp_path / "builds" / "20260101-000001-0.json"
-        spoil(path, path.read_bytes()[:-9])
+        small_store.spoil(path, path.read_bytes()[:-9])
     found = verify(tmp_path)
     named = next(item for item in found if item.kind == kind)
     assert words in named.problem
@@ -437,7 +449,7 @@ def test_verify_of_a_store_that_cannot_be_changed_still_reads_it(
     row = small_store.stage(store, "weights", 1, {}, {"w": b"1"})
     tree = store.tree(row["output"])
     assert tree is not None
-    spoil(store.object_path(tree.entries[0].sha256), b"2")
+    small_store.spoil(store.object_path(tree.entries[0].sha256), b"2")
 
     def refuse(*arguments: Any, **named: Any) -> None:
         raise OSError(30, "Read-only file system")

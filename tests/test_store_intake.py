@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 
 from qdc.core.errors import QdcError
 from qdc.store import copying, intake
+from qdc.store.memo import REMEMBERED
+from qdc.store.seal import sealed
 from qdc.store.store import Store
 
 MB = 1 << 20
@@ -50,7 +53,7 @@ def test_a_copy_is_the_file_and_the_digest_is_of_it(tmp_path_factory: Any, size:
         if not direct:
             patch.setattr(os, "O_DIRECT", 0)
         with (folder / "a").open("rb") as stream:
-            assert copying.copy_hashed(stream.fileno(), folder / "b").sha256 == hashlib.sha256(data).hexdigest()
+            assert copying.copy_hashed(stream.fileno(), folder / "b") == hashlib.sha256(data).hexdigest()
     assert (folder / "b").read_bytes() == data
     assert (folder / "b").stat().st_mode & 0o777 == 0o444
 
@@ -60,7 +63,7 @@ def test_a_write_that_stops_short_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "pwrite", lambda descriptor, block, offset: real(descriptor, block[:5000], offset))
     (tmp_path / "a").write_bytes(data)
     with (tmp_path / "a").open("rb") as stream:
-        assert copying.copy_hashed(stream.fileno(), tmp_path / "b").sha256 == hashlib.sha256(data).hexdigest()
+        assert copying.copy_hashed(stream.fileno(), tmp_path / "b") == hashlib.sha256(data).hexdigest()
     assert (tmp_path / "b").read_bytes() == data
 
 
@@ -78,8 +81,8 @@ def test_a_clone_is_hashed_and_nothing_is_written(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "pwrite", lambda *_: pytest.fail("written"))
     with (tmp_path / "a").open("rb") as stream:
         made = copying.copy_hashed(stream.fileno(), tmp_path / "b")
-    assert made.sha256 == hashlib.sha256(data).hexdigest() and (tmp_path / "b").read_bytes() == data
-    assert (tmp_path / "b").stat().st_mtime_ns == made.mtime
+    assert made == hashlib.sha256(data).hexdigest() and (tmp_path / "b").read_bytes() == data
+    assert sealed((tmp_path / "b").stat())
 
 
 def test_ingest_reads_each_byte_once_also_for_its_use_and_the_second_time_none(tmp_path: Path) -> None:
@@ -121,6 +124,40 @@ def test_an_object_that_is_written_to_after_it_was_published_is_read_again(tmp_p
         store.link_out(tree.digest, tmp_path / "linked")
 
 
+@pytest.mark.parametrize("content", [b"evil", b"evil" * (REMEMBERED // 4)], ids=["small", "large"])
+def test_a_look_without_use_shows_an_object_that_was_written_to(tmp_path: Path, content: bytes) -> None:
+    """At once: a write cannot leave the seal's mtime. Set back, only use or `verify` can tell."""
+    good = bytes(len(content))
+    store = Store(tmp_path / "store")
+    tree = store.publish(aged(tmp_path / "out", {"x": good}))
+    path = store.object_path(tree.entries[0].sha256)
+    status = path.stat()
+    path.chmod(0o644)
+    path.write_bytes(content)
+    assert not store.has_tree(tree.digest) and not Store(store.root).has_tree(tree.digest)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert store.has_tree(tree.digest) and store.verify() == [path.name]
+    os.utime(path)
+    assert store.publish(aged(tmp_path / "again", {"x": good})) == tree
+    assert store.has_tree(tree.digest) and store.verify() == [] and path.read_bytes() == good
+
+
+@pytest.mark.parametrize("size", [5, REMEMBERED])
+def test_a_copy_of_a_store_without_its_times_is_read_once(tmp_path: Path, size: int) -> None:
+    store = Store(tmp_path / "store")
+    tree = store.publish(aged(tmp_path / "out", {"x": bytes(size)}))
+    shutil.copytree(store.root, tmp_path / "copy", copy_function=shutil.copyfile)
+    copy = Store(tmp_path / "copy")
+    path = copy.object_path(tree.entries[0].sha256)
+    came = int(path.stat().st_mtime)
+    assert not sealed(path.stat()) and copy.has_tree(tree.digest)
+    assert sealed(path.stat()) and int(path.stat().st_mtime) == came
+    path.chmod(0o644)
+    with path.open("r+b") as stream:
+        stream.write(b"X")
+    assert not copy.has_tree(tree.digest)
+
+
 @pytest.mark.parametrize("change", ["append", "rewrite", "replace", "remove"])
 def test_a_file_that_changes_while_it_is_read_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
@@ -128,7 +165,7 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(
     folder, store = aged(tmp_path / "in", {"a": b"1" * 9000, "b": b"2"}), Store(tmp_path / "store")
     real = copying.copy_hashed
 
-    def meanwhile(descriptor: int, place: Path) -> copying.Hashed:
+    def meanwhile(descriptor: int, place: Path) -> str:
         made, path = real(descriptor, place), folder / "a"
         if change == "append":
             path.write_bytes(path.read_bytes() + b"3")

@@ -169,6 +169,12 @@ def _sizes() -> Iterator[None]:
         yield
 
 
+@breaks("times of objects are not looked at", FRESH, "object with a flipped bit")
+def _seals() -> Iterator[None]:
+    with replaced([("qdc.store.store", "sealed", lambda status: True)]):
+        yield
+
+
 @breaks("objects are not checked where they are used", FRESH, "object with a flipped bit")
 def _use() -> Iterator[None]:
     def made(real: Any) -> Any:

@@ -146,17 +146,19 @@ class Expected:
 
 
 class Oracle:
-    """The ledger of one store."""
+    """The ledger of one store. `shown`: names of objects that were written to with a time that shows it."""
 
     def __init__(self) -> None:
         self.ledger: dict[str, list[Entry]] = {}
         self.chosen: dict[str, int] = {}
         self.lost_trees: set[Files] = set()
+        self.shown: set[str] = set()
         self.added = 0
 
     def expect(self, meaning: Meaning, disk: Disk) -> Expected:
         """What a build must run now. Where a stage that runs reads a damaged object, what made that runs too."""
-        damaged, absent = disk.damaged(), set[str]()
+        damaged = disk.damaged()
+        absent = damaged & self.shown
         first = self._pass(meaning, disk, absent)
         expected = first
         while True:

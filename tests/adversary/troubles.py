@@ -182,13 +182,18 @@ def _some_object(trial: Trial, a: int, b: int) -> Path:
     return path if path.is_file() else _some_object(trial, 1, b)
 
 
-def _flip(path: Path) -> None:
-    """Another content of the same size, in place."""
-    data = path.read_bytes()
+def _flip(trial: Trial, path: Path, shown: bool) -> None:
+    """Another content of the same size, in place; `shown`: by the file's mtime, which is else set back."""
+    data, before = path.read_bytes(), path.stat()
     os.chmod(path, 0o644)
     with path.open("r+b") as stream:
         stream.write(bytes([data[0] ^ 1]) + data[1:])
     os.chmod(path, 0o444)
+    trial.oracle.shown.discard(path.name)
+    if shown:
+        trial.oracle.shown.add(path.name)
+    else:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 @trouble("object gone or of another size")
@@ -205,12 +210,10 @@ def _short(trial: Trial, a: int, b: int) -> str:
 
 @trouble("object with a flipped bit")
 def _flipped(trial: Trial, a: int, b: int) -> str:
-    """Size says nothing. Whatever uses the object must find it; then what made it runs again, and only that."""
+    """Size says nothing. Where the mtime shows it the object is as good as gone; where it was set back, whatever uses
+    the object must find it. What made it runs again, and only that."""
     path = _some_object(trial, a, b)
-    before = path.stat()
-    _flip(path)
-    if b % 2:
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    _flip(trial, path, shown=b % 2 == 0)
     trial.settle()
     trial.clock.advance()
     said = pending(trial, b)
@@ -222,7 +225,7 @@ def _flipped(trial: Trial, a: int, b: int) -> str:
 def _hidden(trial: Trial, a: int, b: int) -> str:
     """Only `verify` can tell: it must name the object, and the build after it must make it again."""
     path = _some_object(trial, a, b)
-    _flip(path)
+    _flip(trial, path, shown=False)
     with trial.engine.ready():
         store = Store(trial.world.store)
         store.memo.learn(path, seen(path), path.name, trial.clock.now + HOUR_NS)

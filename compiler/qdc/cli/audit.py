@@ -11,6 +11,7 @@ from pathlib import Path
 from qdc.cli.common import answer, open_store, parser
 from qdc.core.errors import QdcError
 from qdc.run.references import refer
+from qdc.store.use import in_use
 
 
 def main(arguments: list[str]) -> int:
@@ -52,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
         id, archive = reference.build["build"], "/tmp/qdc-image.tar"
         prints = f"qdc export {id} archive:{archive} --store {shlex.quote(str(store.root))} >/dev/null && cat {archive}"
-        with store.staging() as work:
+        with in_use(store.root), store.staging() as work:
             store.link_out(reference.build["image"]["artifact"], work / "image")
             export_archive(work / "image", store.resolve, work / "image.tar")
             expect = given.expect or reference.build["image"]["id"]

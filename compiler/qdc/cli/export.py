@@ -8,6 +8,7 @@ from qdc.cli.common import answer, open_store, parser
 from qdc.cli.progress import listener
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.run.references import refer
+from qdc.store.use import in_use
 
 
 def main(arguments: list[str]) -> int:
@@ -40,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
     shown.started("export")
     try:
-        with store.staging() as work:
+        with in_use(store.root), store.staging() as work:
             folder = work / "image"
             store.link_out(build["image"]["artifact"], folder)
             if kind == "oci":

@@ -15,6 +15,7 @@ from qdc.core.errors import QdcError
 from qdc.report.text import figure, measurement_table, table
 from qdc.run.references import Reference, refer
 from qdc.store.store import Store
+from qdc.store.use import in_use
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     shown = listener(given.quiet)
     try:
         if reference.build is not None:
-            with store.staging() as work:
+            with in_use(store.root), store.staging() as work:
                 archive = _export(store, reference.build, work, shown)
                 report = _gate(f"archive:{archive}", reference.build, store, shown, given.no_replay)
                 report["image"] = reference.build["image"]["name"]

@@ -13,6 +13,7 @@ from qdc.graph.plan import Plan, plan
 from qdc.run.code import files
 from qdc.run.front import front
 from qdc.run.keep import choose, keep
+from qdc.store.use import in_use
 
 
 def main(arguments: list[str]) -> int:
@@ -28,14 +29,15 @@ def main(arguments: list[str]) -> int:
     def decided() -> Plan:
         return plan(instances, store.record, store.latest, files(store))
 
-    if given.record is not None:
-        if len(given.stages) != 1:
-            raise QdcError("keep.record", "--record is about one stage", hint="name one stage")
-        choose(store, decided(), given.stages[0], given.record, given.because)
-        kept = list(given.stages)
-    else:
-        names = [item.name for item in instances] if given.stages == ["all"] else given.stages
-        kept = keep(store, decided, names, given.because, all_=given.stages == ["all"])
+    with in_use(store.root):
+        if given.record is not None:
+            if len(given.stages) != 1:
+                raise QdcError("keep.record", "--record is about one stage", hint="name one stage")
+            choose(store, decided(), given.stages[0], given.record, given.because)
+            kept = list(given.stages)
+        else:
+            names = [item.name for item in instances] if given.stages == ["all"] else given.stages
+            kept = keep(store, decided, names, given.because, all_=given.stages == ["all"])
     if given.json:
         answer({"kept": kept})
     else:

@@ -25,6 +25,7 @@ from qdc.recipe.load import Loaded, LockState
 from qdc.recipe.reading import Path_
 from qdc.sources import archives, hub, index, web
 from qdc.sources.lock import Locked, fitting, identity_digest, lockable
+from qdc.store.seal import seal
 from qdc.store.store import Store
 
 _SMALL = (".json", ".jinja", ".md")
@@ -250,6 +251,7 @@ class _Source:
                         state.update(chunk)
                         size += copy.write(chunk)
                 files[name] = (size, state.hexdigest())
+                seal(work / "file")
                 self.store.adopt(work / "file", state.hexdigest())
         return files
 
@@ -261,6 +263,7 @@ class _Source:
         key = self._key(path)
         with self.store.lock(f"fetch-{key}"):
             sha256, size, place = self._download(key, file)
+            seal(place)
             self.store.adopt(place, sha256)
             self.store.forget_partial(key)
         return size, sha256

@@ -11,15 +11,14 @@ import fcntl
 import hashlib
 import mmap
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from qdc.core.files import sha256_file
-from qdc.store.memo import TICK_NS
+from qdc.store.seal import seal
 
 AT_ONCE = 2
 BLOCK, SLICE, BUFFERS = 1 << 22, 1 << 18, 4
@@ -45,23 +44,16 @@ def two_at_a_time(work: Callable[[Given], Made], given: Iterable[Given]) -> list
             raise
 
 
-class Hashed(NamedTuple):
-    """`mtime` (ns): what the file has for as long as nobody writes to it, for it was set two ticks back."""
-
-    sha256: str
-    mtime: int
-
-
-def copy_hashed(reading: int, target: Path) -> Hashed:
-    """Copy an open file to a new read-only one, on disk when this returns; the SHA-256 is of what was written."""
+def copy_hashed(reading: int, target: Path) -> str:
+    """Copy an open file to a new read-only one, sealed and on disk when this returns; the SHA-256 of the copy."""
     with contextlib.ExitStack() as opened:
         writing = _create(target)
         opened.callback(os.close, writing)
         sha256 = sha256_file(target) if _clone(reading, writing) else _pass(reading, writing)
         os.fchmod(writing, 0o444)
-        mtime = _set_back(writing)
+        seal(writing)
         os.fsync(writing)
-    return Hashed(sha256, mtime)
+    return sha256
 
 
 def _clone(reading: int, writing: int) -> bool:
@@ -90,22 +82,15 @@ def _pass(reading: int, writing: int) -> str:
     return state.hexdigest()
 
 
-def hash_flushed(path: Path) -> Hashed:
-    """Make a finished file read-only; returns its SHA-256 when it is on disk."""
+def hash_flushed(path: Path) -> str:
+    """Make a finished file read-only and seal it, then read it; returns its SHA-256 when it is on disk."""
     os.chmod(path, 0o444)
     with path.open("rb") as stream, ThreadPoolExecutor(1) as beside:
-        mtime = _set_back(stream.fileno())
+        seal(stream.fileno())
         flushed = beside.submit(os.fsync, stream.fileno())
         sha256 = sha256_file(path)
         flushed.result()
-    return Hashed(sha256, mtime)
-
-
-def _set_back(descriptor: int) -> int:
-    """Give a file an mtime that no write from now on can have, not even one within the same tick of the clock."""
-    mtime = time.time_ns() - 2 * TICK_NS
-    os.utime(descriptor, ns=(mtime, mtime))
-    return mtime
+    return sha256
 
 
 def _buffer() -> mmap.mmap:

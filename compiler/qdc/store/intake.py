@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import sha256_file
@@ -42,12 +43,11 @@ class _File:
         return Entry(self.name, self.size, self.mode, sha256)
 
 
-@dataclass(frozen=True)
-class _Taken:
-    """What came of it. `mtime`: of the object, where this file became the object."""
+class _Taken(NamedTuple):
+    """What came of it, and whether this file became the object."""
 
     sha256: str
-    mtime: int | None
+    new: bool
 
 
 def ingest(store: Store, folder: Path) -> Tree:
@@ -112,7 +112,7 @@ def _files(folder: Path) -> list[_File]:
 
 def _copy(store: Store, file: _File, place: Path) -> _Taken:
     with file.path.open("rb", buffering=0) as stream, disk_errors():
-        made = copy_hashed(stream.fileno(), place)
+        sha256 = copy_hashed(stream.fileno(), place)
     if seen(file.path) != file.before:
         raise QdcError(
             "store.changing",
@@ -120,13 +120,13 @@ def _copy(store: Store, file: _File, place: Path) -> _Taken:
             exit_code=COULD_NOT,
             hint="build again when nothing writes to it",
         )
-    return _Taken(made.sha256, made.mtime if store.adopt(place, made.sha256) else None)
+    return _Taken(sha256, store.adopt(place, sha256))
 
 
 def _move(store: Store, file: _File) -> _Taken:
     with disk_errors():
-        made = hash_flushed(file.path)
-    return _Taken(made.sha256, made.mtime if store.adopt(file.path, made.sha256) else None)
+        sha256 = hash_flushed(file.path)
+    return _Taken(sha256, store.adopt(file.path, sha256))
 
 
 def _passed_on(store: Store, path: Path) -> str:
@@ -140,6 +140,6 @@ def _passed_on(store: Store, path: Path) -> str:
 
 
 def _learn_object(store: Store, item: _Taken) -> None:
-    if item.mtime is not None:
+    if item.new:
         with contextlib.suppress(OSError):
-            store.memo.learn_object(store.object_path(item.sha256), item.sha256, item.mtime)
+            store.memo.learn_object(store.object_path(item.sha256), item.sha256)

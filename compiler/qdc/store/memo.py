@@ -17,6 +17,7 @@ from pathlib import Path
 
 from qdc.core import canonical
 from qdc.core.files import sha256_file, write_atomic
+from qdc.store.seal import sealed
 
 TICK_NS = 50_000_000
 REMEMBERED = 1 << 16
@@ -58,12 +59,12 @@ class StatMemo:
         else:
             self._keep(path, None)
 
-    def learn_object(self, path: Path, sha256: str, mtime: int) -> None:
-        """Remember the digest of an object that was just renamed, if nobody has written to it since it was hashed:
-        it then still has the `mtime` (ns) that it was given before. Its ctime, from the renaming, is too young to tell.
-        """
-        now = seen(path)
-        self._keep(path, [*now, sha256] if now[3] == mtime and int(now[2]) >= REMEMBERED else None)
+    def learn_object(self, path: Path, sha256: str) -> None:
+        """Remember the digest of an object that was just renamed or sealed, if nobody has written to it since it was
+        hashed: it is still sealed then. Its ctime is too young to tell."""
+        status = os.stat(path)
+        keep = sealed(status) and status.st_size >= REMEMBERED
+        self._keep(path, [*signature(status), sha256] if keep else None)
 
     def save(self) -> None:
         """Write what was learnt; trouble here is no trouble (a read-only store works, only slower)."""

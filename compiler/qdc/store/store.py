@@ -27,6 +27,7 @@ from qdc.core import canonical
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import fsync_folder, sha256_bytes, sha256_file, write_atomic
 from qdc.store.memo import REMEMBERED, StatMemo
+from qdc.store.seal import mark, sealed
 from qdc.store.trees import Tree
 
 
@@ -87,11 +88,24 @@ class Store:
         return tree is not None and all(self.has(entry.sha256, entry.size) for entry in tree.entries)
 
     def has(self, sha256: str, size: int) -> bool:
-        """Whether the object is here with that size."""
+        """Whether the object is here with that size, and as it came as far as stat shows."""
+        path = self.object_path(sha256)
         try:
-            return os.stat(self.object_path(sha256)).st_size == size
+            status = os.stat(path)
+            return status.st_size == size and (sealed(status) or self._still(path, sha256, status))
         except OSError:
             return False
+
+    def _still(self, path: Path, sha256: str, status: os.stat_result) -> bool:
+        """Read an object that lost its seal (it was written to, or came with a copy of the store); where its content is
+        what its name says, it is sealed again."""
+        if (self.memo.digest(path) if status.st_size >= REMEMBERED else sha256_file(path)) != sha256:
+            return False
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_mtime_ns == status.st_mtime_ns:
+                mark(path, status.st_mtime_ns)
+                self.memo.learn_object(path, sha256)
+        return True
 
     def ingest(self, folder: Path) -> Tree:
         """Copy a folder of the user's into the store; files known by stat are not read again."""
@@ -107,7 +121,8 @@ class Store:
 
     @disk_errors()
     def adopt(self, path: Path, sha256: str) -> bool:
-        """Make the file at `path`, on the store's disk and with that digest, the object `sha256`.
+        """Make the file at `path`, on the store's disk and with that digest, the object `sha256`; it was sealed before
+        or while it was hashed (else the first look reads it again).
 
         Returns False where the store had the object already; the file is then left as it is.
         """

@@ -20,6 +20,7 @@ from qdc.core import canonical
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import CHUNK, sha256_file
 from qdc.store.remote import Refused, Remote, object_name
+from qdc.store.seal import seal
 from qdc.store.store import Store
 from qdc.store.trees import Entry, Tree
 
@@ -163,6 +164,7 @@ class Transfer:
                 moved(-entry.size)
                 found, _ = self._receive(entry, place, moved)
             if found == sha256:
+                seal(place)
                 self.store.adopt(place, sha256)
             self.store.forget_partial(sha256)
         if found != sha256:
