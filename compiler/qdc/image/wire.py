@@ -35,7 +35,7 @@ PAUSES_S = (0.3, 1.0, 3.0)
 """Between tries of a request that brought nothing."""
 REDIRECTS = 5
 TOKEN_LIMIT = 256 << 10
-_MESSAGE_LIMIT = 16 << 10
+_SHORT = 16 << 10
 _PASSING = (408, 429, 500, 502, 503, 504)
 _LATER = "run the same command again when it is back"
 _PROBE_S = 5.0
@@ -96,7 +96,10 @@ class Answer:
         return b"".join(parts)
 
     def close(self) -> None:
-        """What was not read is not waited for: the connection ends with it."""
+        """What is left of a short body is read, so that the connection serves again; a long one ends it."""
+        if self.response.request.method == "HEAD" or (self.length or 0) <= _SHORT:
+            with contextlib.suppress(Dropped):
+                self.read(_SHORT)
         self.response.close()
 
 
@@ -192,10 +195,10 @@ class Wire:
     def _authorized(self, method: str, path: str, headers: Mapping[str, str], body: Body | None, size: int) -> Answer:
         """The answer to a request that says who asks, if the registry wants to know."""
         answer = self._followed(method, path, headers, body, size)
-        if answer.status == 401 and (challenge := answer.headers.get("WWW-Authenticate")):
+        challenge = answer.headers.get("WWW-Authenticate")
+        if answer.status == 401 and challenge and _origin(answer.url) == _origin(self._url(path)):
             answer.close()
             if self._introduce(challenge):
-                answer.close()
                 return self._followed(method, path, headers, body, size)
             raise self._denied("it asks for a login")
         return answer
@@ -379,7 +382,7 @@ class Wire:
         if answer.response.request.method == "HEAD":
             return words
         try:
-            first = json.loads(answer.whole(_MESSAGE_LIMIT) or b"")["errors"][0]
+            first = json.loads(answer.whole(_SHORT) or b"")["errors"][0]
             parts = [str(first[name]) for name in ("code", "message", "detail") if first.get(name)]
         except (Dropped, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             return words
