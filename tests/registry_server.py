@@ -56,7 +56,7 @@ class Fake:
     `redirects`: digest -> URL. `elsewhere`: redirects every blob to the second server.
     `answers`: (method, part of the path) -> statuses of the next answers. `says`: digest that it claims of a manifest.
     `room`: bytes that uploads may take, or None. `forgets`: says 201 to an upload that it does not keep.
-    `resumes`: whether a broken upload can go on.
+    `resumes`: whether a broken upload can go on. `uploads_at`: where it sends uploads, if not to itself.
     """
 
     blobs: dict[str, bytes] = field(default_factory=dict)
@@ -73,6 +73,7 @@ class Fake:
     room: int | None = None
     forgets: bool = False
     resumes: bool = True
+    uploads_at: str = ""
     uploads: dict[str, bytearray] = field(default_factory=dict)
     tokens: list[str] = field(default_factory=list)
     log: list[Request] = field(default_factory=list)
@@ -158,6 +159,7 @@ def _handler(fake: Fake, name: str) -> type[BaseHTTPRequestHandler]:
             fake.log.append(self.entry)
             for (method, part), statuses in fake.answers.items():
                 if method == self.command and part in path and statuses:
+                    self.body()
                     return self.answer(statuses.pop(0), b"")
             if name == "store":
                 return self.blob(path.removeprefix("/"))
@@ -243,7 +245,8 @@ def _handler(fake: Fake, name: str) -> type[BaseHTTPRequestHandler]:
             if self.command == "POST":
                 uuid = f"u{len(fake.uploads)}"
                 fake.uploads[uuid] = bytearray()
-                return self.answer(202, b"", Location=f"/v2/{repository}/blobs/uploads/{uuid}?state=x")
+                place = fake.uploads_at or f"/v2/{repository}/blobs/uploads/{uuid}?state=x"
+                return self.answer(202, b"", Location=place)
             held = fake.uploads.get(uuid)
             if held is None:
                 return self.refuse(404, "BLOB_UPLOAD_UNKNOWN", "no such upload")

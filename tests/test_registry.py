@@ -83,8 +83,8 @@ def test_names_are_read_as_docker_reads_them(text: str, found: Reference) -> Non
     "text",
     [
         "", "UPPER/case", "a//b", "a/", "/a", "h.io/", "h.io:99999/a", "h.io:x/a", "a:", "a:-t", "a@sha256:12",
-        "a@sha512:" + "0" * 128, "a@", "u:p@h.io/a", "h..io/a", "https://h.io/a", "h.io/../a", "a b", "h.io/a:" + "t" * 129,
-        "h.io/" + "a" * 260, "h.io/a\n",
+        "a@sha512:" + "0" * 128, "a@", "u:p@h.io/a", "h..io/a", "https://h.io/a", "h.io/../a", "a b",
+        "h.io/a:" + "t" * 129, "h.io/" + "a" * 260, "h.io/a\n",
     ],
 )  # fmt: skip
 def test_what_names_no_image_is_wrong_use(text: str) -> None:
