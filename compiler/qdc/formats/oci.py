@@ -145,16 +145,17 @@ class Image:
         return {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
 
 
-def open_image(path: Path, *, shown: str | None = None, prints: str | None = None) -> Image:
+def open_image(path: Path, *, shown: str | None = None, prints: str | None = None, links: bool = False) -> Image:
     """An OCI layout (a folder) or an archive (a file: docker-archive or dual, also gzip as a whole).
 
     `shown`: how reports name it (default: its path). `prints`: for a `path` that will not stay, the shell command
-    that prints the archive, or the folder that commands may name. Raises QdcError `image.*`, `tar.*` or `bytes.*`
+    that prints the archive, or the folder that commands may name. `links`: whether files of a layout may be links (the
+    folder is the store's own). Raises QdcError `image.*`, `tar.*` or `bytes.*`
     (exit 4) when it is none of them or cannot be read.
     """
     where = shown or str(path)
     if path.is_dir():
-        return _from_layout(_Folder(path, prints or str(path)), where)
+        return _from_layout(_Folder(path, prints or str(path), links), where)
     source: RangeReader = FileRange(path)
     if source.size >= 2 and source.read(0, 2) == b"\x1f\x8b":
         source = GzipRange(source, path.name)
@@ -163,15 +164,15 @@ def open_image(path: Path, *, shown: str | None = None, prints: str | None = Non
 
 
 class _Folder:
-    def __init__(self, root: Path, prints: str) -> None:
-        self.root, self.prints = root, prints
+    def __init__(self, root: Path, prints: str, links: bool = False) -> None:
+        self.root, self.prints, self.links = root, prints, links
 
     def command(self, name: str) -> str:
         return f"cat {shlex.quote(f'{self.prints}/{name}')}"
 
     def get(self, name: str) -> RangeReader | None:
         path = self.root / tar.clean_path(name, "layout")
-        return FileRange(path) if path.is_file() and not path.is_symlink() else None
+        return FileRange(path) if path.is_file() and (self.links or not path.is_symlink()) else None
 
 
 class _Archive:
