@@ -119,6 +119,20 @@ def test_k_or_the_window_rewrites_only_the_last_layer(
     assert written < 200_000
 
 
+def test_a_drafter_without_weights_is_told_to_the_engine_and_brings_no_layer(pieces: fixtures.Pieces) -> None:
+    shape = {"kind": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    recipe = {**fixtures.product(k=3), "drafter": {"architecture": shape, "ptq": None, "swa": None}}
+    made = pieces.image("ngram", recipe, without=("drafter", "layer_drafter"))
+    described = read_image(made)
+    assert "drafter weights" not in [layer.role for layer in described.layers]
+    assert described.name.startswith("micro:w4g32-qad60-ngramk3-cpu-")
+    serve, manifest = fixtures.documents(made)
+    told = json.loads(serve["arguments"][serve["arguments"].index("--speculative-config") + 1])
+    assert (told["method"], told["prompt_lookup_max"], told["num_speculative_tokens"]) == ("ngram", 4, 3)
+    assert manifest["drafter"] == {"architecture": shape}
+    assert not [path for path in manifest["files"] if path.startswith("opt/models/drafter")]
+
+
 def test_a_built_image_is_the_same_in_any_folder_locale_zone_and_umask(tmp_path: Path) -> None:
     here = Path(__file__).resolve().parent
     script = (

@@ -196,7 +196,7 @@ def run(command: list[str], environment: dict[str, str]) -> tuple[int, bool]:
     previous = {number: signal.signal(number, lambda n, _: asked.append(n)) for number in FORWARDED}
     try:
         child = subprocess.Popen(command, env=environment, start_new_session=True)
-    except OSError as error:
+    except (OSError, ValueError, TypeError) as error:
         raise CannotServe(f"the engine does not start: {_in_one_line(error)}") from error
 
     def forward(number: int, _frame: object = None) -> None:
