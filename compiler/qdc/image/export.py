@@ -21,7 +21,7 @@ from typing import IO, Any
 from qdc.core import canonical, files
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.image.layers import Layer, VirtualImage, read_image
-from qdc.image.tar import BLOCK, END, Entry, Resolve, header, tar_size
+from qdc.image.tar import BLOCK, END, Entry, Resolve, header, padded, tar_size
 
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)"""
@@ -33,7 +33,7 @@ INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _quiet(done: int, total: int) -> None:
+def quiet(done: int, total: int) -> None:
     """Progress that nobody watches."""
 
 
@@ -123,16 +123,28 @@ def archive_size(image: VirtualImage) -> int:
     return tar_size(entries)
 
 
-def export_archive(image_folder: Path, resolve: Resolve, file: Path, progress: Progress = _quiet) -> VirtualImage:
+def archive_frame(image: VirtualImage) -> bytes:
+    """All that the single tar file holds beside the layers."""
+    blobs = _blobs(image, docker=True)
+    return b"".join(header(Entry(blob.path, "file", 0o644, blob.size)) + padded(blob.data) for blob in blobs) + END
+
+
+def export_archive(image_folder: Path, resolve: Resolve, file: Path, progress: Progress = quiet) -> VirtualImage:
     """Write the image as one tar `file`, replacing one that is there. Raises QdcError `export.*` (exit 4)."""
     image = read_image(image_folder)
     total = archive_size(image)
-    with _writing(file, total):
+    written(file, total, _watched(archive_chunks(image, resolve), total, progress))
+    return image
+
+
+def written(file: Path, size: int, chunks: Iterable[bytes]) -> int:
+    """Write about `size` bytes to `file`, which appears whole or stays as it was; return how many it became."""
+    with _writing(file, size):
         descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".partial", dir=file.parent)
         temporary = Path(name)
         try:
             with os.fdopen(descriptor, "wb", buffering=0) as stream:
-                _pour(_watched(archive_chunks(image, resolve), total, progress), stream)
+                size = _pour(chunks, stream)
                 os.fsync(stream.fileno())
             temporary.chmod(0o644)
             temporary.replace(file)
@@ -140,10 +152,10 @@ def export_archive(image_folder: Path, resolve: Resolve, file: Path, progress: P
             temporary.unlink(missing_ok=True)
             raise
         files.fsync_folder(file.parent)
-    return image
+    return size
 
 
-def export_oci(image_folder: Path, resolve: Resolve, dest_dir: Path, progress: Progress = _quiet) -> VirtualImage:
+def export_oci(image_folder: Path, resolve: Resolve, dest_dir: Path, progress: Progress = quiet) -> VirtualImage:
     """Write the image as an OCI layout folder, with its Dockerfile, whose build context the folder is.
 
     Replaces an OCI layout or an empty folder; refuses to replace anything else. Raises QdcError `export.*`.
@@ -239,7 +251,7 @@ def _writing(place: Path, size: int) -> Iterator[None]:
         ) from error
 
 
-def export_docker(image_folder: Path, resolve: Resolve, client: Any, progress: Progress = _quiet) -> VirtualImage:
+def export_docker(image_folder: Path, resolve: Resolve, client: Any, progress: Progress = quiet) -> VirtualImage:
     """Load the image into the engine of `client` (a docker SDK client) from a stream: no file is written.
 
     Raises QdcError `export.docker` when the engine refuses it or holds another image ID afterwards.

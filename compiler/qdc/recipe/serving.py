@@ -33,7 +33,7 @@ class Serve(Fields):
     max_num_seqs: Positive
     """Requests at a time."""
     max_num_batched_tokens: Positive | None = None
-    """Tokens a step, over all requests; null is the engine's default."""
+    """Tokens a step, over all requests; null writes 2048 on a GPU and 512 on CPU, whatever the card."""
     gpu_memory_utilization: Ratio | None = None
     """Part of the card's memory that the engine may use; required on a GPU, meaningless on CPU."""
     dtype: Literal["bfloat16", "float16", "float32"]
@@ -74,7 +74,7 @@ class Deploy(Fields):
     driver: Driver | None = None
     """The host's driver; null where it is not known."""
     size_limit: SizeLimit | None = None
-    """Largest image that may be handed over; null is none."""
+    """Largest image that may be handed over; null is the contract's limit."""
 
 
 class DebianBase(Fields):
