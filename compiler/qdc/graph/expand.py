@@ -241,7 +241,7 @@ class Expander:
 
     def image(self) -> str:
         base = self.recipe["image"]["base"]
-        params = {"debian": base["debian"], "packages": sorted(DEBIAN_PACKAGES)} if "debian" in base else base
+        params = {**base, "packages": sorted(DEBIAN_PACKAGES)} if "debian" in base else base
         given = {"source": self.source("image.base")} if "oci" in base else {}
         inputs = {"base_image": self.add("base-image", "base-image", params, given), "target": self.target()}
         lock = {"lock": self.facts["serve_lock"] if "debian" in base else "", "python": "3.11"}

@@ -80,6 +80,9 @@ class Deploy(Fields):
 class DebianBase(Fields):
     debian: Literal["bookworm"]
     """A minimal Debian with Python, made here from its packages."""
+    digest: Annotated[StrictStr, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
+    """Digest of the base's layer as it was made once; null takes what Debian's archive has today. A build whose
+    archive gives another one stops."""
 
 
 class ScratchBase(Fields):
