@@ -28,9 +28,10 @@ PACKAGES = ("ca-certificates", "libgomp1", "libnuma1", "libstdc++6", "python3")
 _INSTALL_HINT = "as root: apt-get install --no-install-recommends mmdebstrap, then build again as root"
 _DROPPED_FOLDERS = ("dev/", "proc/", "sys/", "run/", "tmp/", "var/cache/", "var/log/", "var/lib/apt/lists/")
 _DROPPED = re.compile(
-    r"(etc/(hostname|resolv\.conf|hosts|machine-id|\.pwd\.lock|apt/sources\.list.*)"
+    r"(etc/(hostname|resolv\.conf|hosts|machine-id|\.pwd\.lock|apt/sources\.list.*|apt/auth\.conf.*)"
     r"|etc/(apt/apt\.conf|dpkg/dpkg\.cfg)\.d/99mmdebstrap"
     r"|etc/(passwd|group|shadow|gshadow|subuid|subgid)-"
+    r"|root/\.(?!(bashrc|profile)$).*"
     r"|var/lib/dbus/machine-id|var/lib/dpkg/(.*-old|lock.*)|.*\.pyc|(.*/)?__pycache__(/.*)?)"
 )
 _KINDS: dict[bytes, EntryType] = {
