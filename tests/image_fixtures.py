@@ -172,8 +172,10 @@ class Pieces:
             weights = {"weights": self.inputs[role]}
             self.inputs[f"layer_{role}"] = run(layer, folder / f"layer_{role}", weights, params)
 
-    def image(self, name: str, recipe: dict[str, Any] | None = None, template: str = TEMPLATE) -> Path:
-        """The output of an `image` stage named `name` here."""
+    def image(
+        self, name: str, recipe: dict[str, Any] | None = None, template: str = TEMPLATE, without: tuple[str, ...] = ()
+    ) -> Path:
+        """The output of an `image` stage named `name` here, that lacks the inputs `without`."""
         params = {
             "name": "micro",
             "recipe": recipe or product(),
@@ -182,7 +184,8 @@ class Pieces:
             "lock": {},
             "licences": [],
         }
-        return run(image, self.folder / name, self.inputs, params)
+        inputs = {role: path for role, path in self.inputs.items() if role not in without}
+        return run(image, self.folder / name, inputs, params)
 
     def contents(self, *images: Path) -> dict[str, Path]:
         """SHA-256 -> a file with that content, of every file of every folder here."""

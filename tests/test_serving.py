@@ -1,4 +1,4 @@
-"""What runs inside the image: serve.json, the launcher, the middleware, the engine patches (no engine needed)."""
+"""What runs inside the image: serve.json, the middleware, the engine patches (no engine needed)."""
 
 from __future__ import annotations
 
@@ -7,55 +7,19 @@ import hashlib
 import importlib
 import importlib.metadata
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from serving_fixtures import ENGINE, PRODUCT, SERVE, config, lay_out, value_of
 
 from qdc.core import canonical
 from qdc.core.errors import QdcError
-from qdc.serving import launcher, middleware, patches, render
+from qdc.serving import middleware, patches
 from qdc.serving.patches import expand_sampling, gdn_short_verify
-
-ENGINE = {
-    "vllm": "0.32.0",
-    "platform": "cpu",
-    "prefix_caching": False,
-    "patches": ["amx-permission", "expand-sampling", "gdn-short-verify", "torchvision-ops"],
-}
-SERVE = {"engine": ENGINE, "k": 7, "max_model_len": 128, "max_num_seqs": 4, "dtype": "bfloat16"}
-PRODUCT: dict[str, Any] = {
-    "name": "tiny",
-    "serve": SERVE,
-    "drafter": {"architecture": {"kind": "dflash"}},
-    "deploy": {"contract": "adaptfm"},
-}
-FILES = {
-    "model.safetensors": {"size": 10, "sha256": "a" * 64},
-    "config.json": {"size": 2, "sha256": "b" * 64},
-}
-
-
-def digests(engine: dict[str, Any] = ENGINE) -> dict[str, str]:
-    return {name: patches.patch_digest(name) for name in render.patches_of(engine)}
-
-
-def config(**changes: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {"target_files": FILES, "drafter_files": FILES, "patches": digests(), **changes}
-    product = given.pop("product", PRODUCT)
-    return render.serve_config(product, **given)
-
-
-def value_of(arguments: list[str], name: str) -> str:
-    return arguments[arguments.index(name) + 1]
-
 
 # serve.json
 
@@ -74,6 +38,7 @@ def test_serve_config_spells_out_what_the_engine_is_to_do() -> None:
         "method": "dflash",
         "model": "/opt/models/drafter",
         "num_speculative_tokens": 7,
+        "rejection_sample_method": "standard",
     }
     environment = made["environment"]
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
@@ -232,230 +197,6 @@ def test_sampling_parameters_are_repeated_for_each_token_of_their_request(values
         1,
         values[2],
     ]
-
-
-# Launcher: the parts
-
-
-def test_the_engine_gets_what_serve_json_says_and_a_short_list(tmp_path: Path) -> None:
-    outside = {
-        "PATH": "/bin",
-        "HOME": str(tmp_path),
-        "NVIDIA_VISIBLE_DEVICES": "all",
-        "https_proxy": "http://proxy",
-        "KUBERNETES_PORT": "tcp://10.0.0.1",
-        "VLLM_PORT": "tcp://10.0.0.1:80",
-        "PYTHONPATH": "/elsewhere",
-        "LD_PRELOAD": "x.so",
-        "QDC_ANYTHING": "1",
-        "QDC_STRICT_ENV": "0",
-        "OMP_NUM_THREADS": "64",
-    }
-    made = {"environment": {"OMP_NUM_THREADS": "1"}, "python_path": ["/a", "/b"]}
-    environment, dropped = launcher.engine_environment(made, outside)
-    assert environment == {
-        "PATH": "/bin",
-        "HOME": str(tmp_path),
-        "NVIDIA_VISIBLE_DEVICES": "all",
-        "https_proxy": "http://proxy",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": "/a:/b",
-    }
-    assert dropped == ["LD_PRELOAD", "OMP_NUM_THREADS", "PYTHONPATH", "QDC_ANYTHING", "VLLM_PORT"]
-
-
-def test_a_home_that_cannot_be_written_is_replaced() -> None:
-    made = {"environment": {}, "python_path": []}
-    assert launcher.engine_environment(made, {"HOME": "/nowhere/at/all"})[0]["HOME"] == "/tmp"
-    assert launcher.engine_environment(made, {})[0]["HOME"] == "/tmp"
-
-
-def test_only_the_speculation_goes_without_the_drafter() -> None:
-    made = config()
-    changed = launcher.without_drafter(made)
-    assert "--speculative-config" not in changed
-    assert value_of(changed, "--logprobs-mode") == "raw_logits"
-    at, logits = made["arguments"].index("--speculative-config"), changed.index("--logprobs-mode") + 1
-    assert made["arguments"][:at] + made["arguments"][at + 2 :] == [
-        "raw_logprobs" if index == logits else part for index, part in enumerate(changed)
-    ]
-
-
-def test_a_root_moves_the_images_own_paths_only() -> None:
-    moved = launcher.under_root(
-        {"a": ["/opt/qdc/x", '{"model":"/opt/models/drafter"}', "/opt/other", "/x/opt/qdc"]}, "/r"
-    )
-    assert moved == {"a": ["/r/opt/qdc/x", '{"model":"/r/opt/models/drafter"}', "/opt/other", "/x/opt/qdc"]}
-
-
-# Launcher: the process
-
-
-FAKE_ENGINE = """
-import json, os, signal, subprocess, sys, time
-folder = os.environ["HOME"]
-mode = open(os.path.join(folder, "mode")).read()
-def say(name, value):
-    with open(os.path.join(folder, name + ".part"), "w") as out:
-        json.dump(value, out)
-    os.replace(os.path.join(folder, name + ".part"), os.path.join(folder, name))
-def stop(number, frame):
-    say("signal", number)
-    sys.exit(7)
-signal.signal(signal.SIGTERM, stop)
-orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-say("started", {"arguments": sys.argv[1:], "environment": dict(os.environ), "orphan": orphan.pid})
-if mode == "fail":
-    sys.exit(3)
-if mode == "kill":
-    os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(600)
-"""
-
-
-def weights(size: int) -> bytes:
-    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
-    return len(header).to_bytes(8, "little") + header + bytes(size)
-
-
-def lay_out(folder: Path, name: str) -> None:
-    for path, data in patches.patch_files(name).items():
-        place = folder / name / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    """The files of an image whose engine is FAKE_ENGINE; its HOME is the folder `home` in it."""
-    root = tmp_path / "image"
-    data = weights(32)
-    facts = {"model.safetensors": {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
-    made = config(target_files=facts, drafter_files=facts)
-    made["engine"]["module"] = "fake_engine"
-    for model in ("target", "drafter"):
-        (root / "opt/models" / model).mkdir(parents=True)
-        (root / "opt/models" / model / "model.safetensors").write_bytes(data)
-    (root / "opt/qdc/serving").mkdir(parents=True)
-    (root / "opt/qdc/serving/fake_engine.py").write_text(FAKE_ENGINE)
-    (root / "opt/qdc/serve.json").write_bytes(canonical.pretty(made))
-    for name in digests():
-        lay_out(root / "opt/qdc/patches", name)
-    (root / "home").mkdir()
-    (root / "home/mode").write_text("run")
-    return root
-
-
-def launch(image: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, launcher.__file__, *arguments, "--root", str(image)],
-        env={"HOME": str(image / "home"), "PATH": os.environ["PATH"], **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def wait_for(path: Path) -> Any:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.02)
-    return json.loads(path.read_text())
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-@pytest.mark.parametrize("arguments", [[], ["serve"]])
-def test_the_launcher_starts_the_engine_and_forwards_a_signal(image: Path, arguments: list[str]) -> None:
-    process = launch(image, *arguments, VLLM_PORT="tcp://10.0.0.1:80")
-    started = wait_for(image / "home/started")
-    process.send_signal(signal.SIGTERM)
-    _, log = process.communicate(timeout=60)
-    assert process.returncode == 7
-    assert wait_for(image / "home/signal") == signal.SIGTERM
-    assert not alive(started["orphan"]), "a process of the engine outlived it"
-    assert value_of(started["arguments"], "--model") == f"{image}/opt/models/target"
-    assert "VLLM_PORT" not in started["environment"]
-    state = json.loads(started["environment"]["QDC_STATE"])
-    assert (state["altered"], state["dropped"]) == ([], ["VLLM_PORT"])
-    assert "qdc: kept from the engine: VLLM_PORT" in log.splitlines()
-
-
-def test_the_launcher_says_when_it_serves_without_the_drafter(image: Path) -> None:
-    process = launch(image, "serve", "--without-drafter")
-    started = wait_for(image / "home/started")
-    process.terminate()
-    process.communicate(timeout=60)
-    assert "--speculative-config" not in started["arguments"]
-    assert json.loads(started["environment"]["QDC_STATE"])["altered"] == ["without-drafter"]
-
-
-@pytest.mark.parametrize(("mode", "status"), [("fail", 3), ("kill", 137)])
-def test_the_launcher_ends_as_the_engine_ended(image: Path, mode: str, status: int) -> None:
-    (image / "home/mode").write_text(mode)
-    process = launch(image)
-    _, log = process.communicate(timeout=60)
-    assert process.returncode == status
-    assert f"qdc: the engine ended with status {status}" in log
-
-
-def damage_size(image: Path) -> str:
-    path = image / "opt/models/drafter/model.safetensors"
-    path.write_bytes(weights(31))
-    return "bytes, but"
-
-
-def damage_header(image: Path) -> str:
-    path = image / "opt/models/target/model.safetensors"
-    path.write_bytes(path.read_bytes().replace(b"[0, 32]", b"[0, 31]"))
-    return "the tensors end at"
-
-
-def damage_content(image: Path) -> str:
-    path = image / "opt/models/target/model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"\1")
-    return "SHA-256"
-
-
-def damage_missing(image: Path) -> str:
-    (image / "opt/models/target/model.safetensors").unlink()
-    return "No such file"
-
-
-def damage_patch(image: Path) -> str:
-    with (image / "opt/qdc/patches/gdn-short-verify/qdc_patch_gdn_short_verify.py").open("a") as stream:
-        stream.write("# other\n")
-    return "gdn-short-verify is not the one that was built"
-
-
-def damage_config(image: Path) -> str:
-    (image / "opt/qdc/serve.json").write_text("{")
-    return "serve.json"
-
-
-@pytest.mark.parametrize(
-    "damage", [damage_size, damage_header, damage_content, damage_missing, damage_patch, damage_config]
-)
-def test_a_damaged_image_is_not_served_and_one_line_says_why(image: Path, damage: Any) -> None:
-    expected = damage(image)
-    process = launch(image, "serve", "--verify")
-    _, log = process.communicate(timeout=60)
-    assert process.returncode == launcher.CANNOT_SERVE
-    assert len(log.splitlines()) == 1 and log.startswith("qdc: cannot serve: ") and expected in log
-    assert not (image / "home/started").exists()
-
-
-def test_a_strict_environment_refuses_what_it_would_drop(image: Path) -> None:
-    process = launch(image, QDC_STRICT_ENV="1", VLLM_USE_V2="1")
-    _, log = process.communicate(timeout=60)
-    assert process.returncode == launcher.CANNOT_SERVE
-    assert "VLLM_USE_V2" in log.splitlines()[-1]
 
 
 # Middleware

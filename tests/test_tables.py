@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from qdc.serving.engines import required_patches
 from qdc.serving.patches import patch_names
-from qdc.serving.render import required_patches
 from qdc.tables import engines, hardware, patches
 from qdc.tables.cells import read
 
@@ -57,7 +57,9 @@ def test_the_versions_are_in_order_and_every_feature_has_each_of_them(platform: 
         ("0.30.0", "cpu", "dflash", False),
         ("0.33.0", "cuda", "medusa", False),
         ("0.33.0", "cuda", "rejection", ["standard", "synthetic", "block", "fly"]),
-        ("0.19.0", "cuda", "dflash", None),
+        ("0.19.0", "cuda", "dflash", False),
+        ("0.21.0", "cuda", "rejection", None),
+        ("0.20.1", "cuda", "text-target", False),
         ("0.25.1", "cuda", "mixed-window", None),
     ],
 )

@@ -1,7 +1,11 @@
-"""`qdc export IMAGE DEST`: write an image of the store: `oci:DIR`, `archive:FILE`, `docker:`, `registry:REF`."""
+"""`qdc export IMAGE DEST`: write an image of the store.
+
+DEST: `oci:DIR`, `archive:FILE` (compressed: FILE.gz), `docker:` or `registry:REF`.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +16,9 @@ from qdc.run.references import refer
 from qdc.store.use import in_use
 
 if TYPE_CHECKING:
+    from qdc.image.gzipped import Written
     from qdc.image.layers import VirtualImage
-    from qdc.image.tar import Resolve
+    from qdc.store.store import Store
 
 DESTINATIONS = ("oci", "archive", "docker", "registry")
 
@@ -40,6 +45,7 @@ def main(arguments: list[str]) -> int:
             hint="give oci:DIR, archive:FILE, docker: or registry:HOST/NAME[:TAG]",
         )
     shown = listener(given.quiet)
+    compressed: Written | None = None
 
     def progress(done: int, total: int) -> None:
         shown.progress("export", done >> 20, total >> 20, "MiB")
@@ -49,37 +55,95 @@ def main(arguments: list[str]) -> int:
         with in_use(store.root), store.staging() as work:
             folder = work / "image"
             store.link_out(build["image"]["artifact"], folder)
-            image, pushed = _write(kind, name, folder, store.resolve, progress)
+            if kind == "archive" and name.endswith((".gz", ".tgz")):
+                compressed = _compress(store, folder, Path(name).absolute(), given.quiet, progress)
+                image, pushed = compressed.image, None
+            else:
+                image, pushed = _write(kind, name, folder, store, progress)
     finally:
         shown.close()
+    weighed = _weighed(build, Path(name).absolute(), compressed) if kind == "archive" else None
     if given.json:
         written = {"name": image.name, "id": f"sha256:{image.id}"}
-        answer({"image": written, "destination": given.destination, "pushed": pushed})
+        answer(
+            {
+                "image": written,
+                "destination": given.destination,
+                "compressed": _compressed_json(compressed) if compressed else None,
+                "weighed": weighed,
+                "pushed": pushed,
+            }
+        )
     else:
         place = f"registry:{pushed['reference']}" if pushed else given.destination
         print(f"{image.name}\n  image ID sha256:{image.id}\n  written to {place}")
+        for line in _archive_lines(compressed, weighed):
+            print(f"  {line}")
         if pushed:
             print(f"  manifest {pushed['digest']}\n  sent {pushed['sent']:,} bytes ({pushed['blobs']} blobs)")
-    return 0
+    return 1 if weighed and not weighed["fits"] else 0
+
+
+def _compress(store: Store, folder: Path, file: Path, quiet: bool, progress: Any) -> Written:
+    """Write the compressed archive; says its size before, and keeps what was sampled for the next plan."""
+    from qdc.image import gzipped
+    from qdc.image.layers import read_image
+    from qdc.measure.compressed import remember
+
+    image = read_image(folder)
+    samples = gzipped.predicted(image, store.resolve)
+    remember(store, {layer.diff_id: samples[layer.diff_id].bytes / layer.size for layer in image.layers if layer.size})
+    size, margin = gzipped.expected(image, samples)
+    if not quiet:
+        print(f"export: about {size:,} bytes, give or take {margin:,} ({gzipped.METHOD})", file=sys.stderr)
+    return gzipped.export_gzip(folder, store.resolve, file, progress, samples)
+
+
+def _compressed_json(made: Written) -> dict[str, Any]:
+    from qdc.image.gzipped import METHOD
+
+    return {"bytes": made.bytes, "predicted": made.predicted, "margin": made.margin, "method": METHOD}
+
+
+def _weighed(build: Any, file: Path, compressed: Written | None) -> dict[str, Any] | None:
+    """The archive against the recipe's limit or its contract's, where that weighs an archive of this form."""
+    from qdc.measure.size import size_limit
+
+    limit = size_limit(build["recipe"]["deploy"])
+    if limit is None or (limit.of == "docker-save-gzip" and compressed is None):
+        return None
+    size = compressed.raw if compressed and limit.of == "docker-save" else file.stat().st_size
+    return {"bytes": size, "of": limit.of, "limit": limit.bytes, "fits": size <= limit.bytes}
+
+
+def _archive_lines(compressed: Written | None, weighed: dict[str, Any] | None) -> list[str]:
+    lines = []
+    if compressed:
+        off = compressed.bytes / compressed.predicted - 1
+        lines.append(f"{compressed.bytes:,} bytes compressed; {compressed.predicted:,} predicted ({off:+.1%})")
+    if weighed:
+        verdict = "fits" if weighed["fits"] else "does NOT fit"
+        lines.append(f"{weighed['bytes']:,} bytes as {weighed['of']} of {weighed['limit']:,.0f}: {verdict}")
+    return lines
 
 
 def _write(
-    kind: str, name: str, folder: Path, resolve: Resolve, progress: Any
+    kind: str, name: str, folder: Path, store: Store, progress: Any
 ) -> tuple[VirtualImage, dict[str, Any] | None]:
     """Write it; returns the image and, of a registry, what was sent."""
     from qdc.image import export
 
     if kind == "oci":
-        return export.export_oci(folder, resolve, Path(name).absolute(), progress), None
+        return export.export_oci(folder, store.resolve, Path(name).absolute(), progress), None
     if kind == "archive":
-        return export.export_archive(folder, resolve, Path(name).absolute(), progress), None
+        return export.export_archive(folder, store.resolve, Path(name).absolute(), progress), None
     if kind == "docker":
-        return export.export_docker(folder, resolve, docker_client(), progress), None
+        return export.export_docker(folder, store.resolve, docker_client(), progress), None
     from qdc.image.push import push
     from qdc.image.registry import connect, parse
 
     with connect(parse(name)) as registry:
-        done = push(folder, resolve, registry, progress)
+        done = push(folder, store.resolve, registry, progress)
     sent = {"reference": str(done.reference), "digest": done.digest, "blobs": done.blobs, "sent": done.sent}
     return done.image, sent
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from qdc.tables import engines
+
 Json = dict[str, Any]
 
 
@@ -63,7 +65,7 @@ def _drafter(drafter: Json | None) -> list[tuple[str, str]]:
         return []
     found = []
     architecture = drafter["architecture"]
-    if architecture["kind"] != "dflash":
+    if architecture["kind"] not in ("dflash", "ngram", "suffix"):
         found.append(("drafter.architecture.kind", f"a drafter of kind {architecture['kind']}"))
     for field in ("mask_token_id", "partial_rotary_factor", "target_hidden_size", "draft_vocab_size"):
         if architecture.get(field) is not None:
@@ -90,19 +92,13 @@ def _drafter(drafter: Json | None) -> list[tuple[str, str]]:
 
 def _serving(recipe: Json) -> list[tuple[str, str]]:
     found = []
-    engine, serve = recipe["serve"]["engine"], recipe["serve"]
-    if engine["platform"] != "cpu" or engine["runner"] is not None or engine["prefix_caching"]:
-        found.append(("serve.engine", "an engine other than vLLM's CPU build without prefix caching"))
-    for field in ("max_num_batched_tokens", "gpu_memory_utilization", "attention_backend", "cudagraph_capture_sizes"):
-        if serve[field] is not None:
-            found.append((f"serve.{field}", f"`{field}`"))
-    for field, wanted in (("dtype", "bfloat16"), ("kv_cache_dtype", "auto"), ("state_dtype", "auto")):
-        if serve[field] != wanted:
-            found.append((f"serve.{field}", f"`{field}` other than {wanted}"))
-    if serve["eager"]:
-        found.append(("serve.eager", "`eager`"))
-    if serve["rejection"] != "standard":
-        found.append(("serve.rejection", "`rejection` other than standard"))
-    if recipe["deploy"]["contract"] != "adaptfm":
-        found.append(("deploy.contract", f"the contract {recipe['deploy']['contract']}"))
+    engine, base, platform = recipe["serve"]["engine"], recipe["image"]["base"], recipe["serve"]["engine"]["platform"]
+    text = engines.cell(engine["vllm"], platform, "text-target")
+    if text is not None and text.value is False:
+        first = engines.first(platform, "text-target")
+        why = f"a packed target on an engine whose registry lacks its class, Qwen3_5ForCausalLM (vLLM {first} has it)"
+        found.append(("serve.engine.vllm", why))
+    if platform == "cuda" and ("debian" in base or "scratch" in base):
+        what = "the packages of a CUDA engine: only a base that holds them (`ref`, `oci`, `archive`) can serve"
+        found.append(("image.base", what))
     return found

@@ -17,15 +17,17 @@ def write_image(
     summary: str,
     layers: Sequence[Layer],
     labels: Mapping[str, str],
+    contract_name: str = "adaptfm",
+    environment: Mapping[str, str] | None = None,
     *,
     inherited: Sequence[str] = (),
     user: str = "",
 ) -> VirtualImage:
     """Write image.json, config.json and Dockerfile into `folder`, where the small tars of `layers` are.
 
-    `inherited` variables and `user`: of the base.
+    `environment`: what the engine's platform asks; `inherited` variables and `user`: of the base.
     """
-    config = oci_config(layers, labels, inherited, user)
+    config = oci_config(layers, labels, contract_name, environment, inherited=inherited, user=user)
     image_id = files.sha256_bytes(config)
     name = image_name(recipe_name, summary, image_id)
     image = VirtualImage(name, image_id, config, tuple(layers), folder)

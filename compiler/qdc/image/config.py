@@ -13,34 +13,45 @@ from typing import Any
 
 from qdc.image.layers import Layer, config_bytes
 from qdc.image.tar import EPOCH
+from qdc.serving.contracts import contract
 from qdc.serving.launcher import REACHES_ENGINE
 
 ENTRYPOINT = ["/usr/bin/python3", "/opt/qdc/serving/launcher.py"]
-CMD = ["serve"]
-PORT = 8080
 ENVIRONMENT = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"]
 CREATED = datetime.datetime.fromtimestamp(EPOCH, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 NAME_LIMIT = 128
 _ID_DIGITS = 12
 
 
-def environment(inherited: Sequence[str]) -> list[str]:
-    """Variables of the image: the base's, without those that would reach the engine, and ours where it has none.
+def environment(inherited: Sequence[str], asked: Mapping[str, str] | None = None) -> list[str]:
+    """Variables of the image: the base's, without those that would reach the engine; ours where it has none; and what
+    the engine's platform asks of the one that starts it.
 
-    The launcher would keep them from the engine anyway: an image has one source of its configuration.
+    The launcher would keep the base's from the engine anyway: an image has one source of its configuration.
     """
-    kept = {name: line for line in inherited if not REACHES_ENGINE.fullmatch(name := line.partition("=")[0])}
-    return [*kept.values(), *(line for line in ENVIRONMENT if line.partition("=")[0] not in kept)]
+    own = [f"{name}={value}" for name, value in sorted((asked or {}).items())]
+    names = {line.partition("=")[0]: line for line in inherited}
+    kept = [line for name, line in names.items() if not REACHES_ENGINE.fullmatch(name) and name not in (asked or {})]
+    return [*kept, *(line for line in ENVIRONMENT if line.partition("=")[0] not in names), *own]
 
 
-def runtime_config(labels: Mapping[str, str], inherited: Sequence[str] = (), user: str = "") -> dict[str, Any]:
-    """The `config` object of the OCI config: how the container starts. `inherited` variables and `user`: the base's."""
+def runtime_config(
+    labels: Mapping[str, str],
+    contract_name: str = "adaptfm",
+    asked_environment: Mapping[str, str] | None = None,
+    *,
+    inherited: Sequence[str] = (),
+    user: str = "",
+) -> dict[str, Any]:
+    """The `config` object of the OCI config: how the container starts. `asked_environment`: what the engine's platform
+    asks of the one that starts it; `inherited` variables and `user`: the base's."""
+    asked = contract(contract_name)
     return {
         **({"User": user} if user else {}),
-        "Cmd": CMD,
+        "Cmd": asked.arguments,
         "Entrypoint": ENTRYPOINT,
-        "Env": environment(inherited),
-        "ExposedPorts": {f"{PORT}/tcp": {}},
+        "Env": environment(inherited, asked_environment),
+        "ExposedPorts": {f"{asked.port}/tcp": {}},
         "Labels": dict(sorted(labels.items())),
         "StopSignal": "SIGTERM",
         "WorkingDir": "/",
@@ -48,7 +59,13 @@ def runtime_config(labels: Mapping[str, str], inherited: Sequence[str] = (), use
 
 
 def oci_config(
-    layers: Sequence[Layer], labels: Mapping[str, str], inherited: Sequence[str] = (), user: str = ""
+    layers: Sequence[Layer],
+    labels: Mapping[str, str],
+    contract_name: str = "adaptfm",
+    asked_environment: Mapping[str, str] | None = None,
+    *,
+    inherited: Sequence[str] = (),
+    user: str = "",
 ) -> bytes:
     """The exact config bytes of a linux/amd64 image of `layers`."""
     return config_bytes(
@@ -56,7 +73,7 @@ def oci_config(
             "architecture": "amd64",
             "os": "linux",
             "created": CREATED,
-            "config": runtime_config(labels, inherited, user),
+            "config": runtime_config(labels, contract_name, asked_environment, inherited=inherited, user=user),
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer.diff_id}" for layer in layers]},
             "history": [{"created": CREATED, "created_by": f"qdc: {layer.role}"} for layer in layers],
         }
@@ -140,6 +157,7 @@ def labels(recipe: Mapping[str, Any], *, manifest_digest: str, recipe_digest: st
         "io.qdc.recipe": name,
         "io.qdc.recipe.digest": f"sha256:{recipe_digest}",
         "io.qdc.manifest.digest": f"sha256:{manifest_digest}",
+        "io.qdc.contract": _text((recipe.get("deploy") or {}).get("contract")),
         "io.qdc.engine": f"vllm {engine['version']}" if engine.get("version") else _engine(engine),
         "io.qdc.k": _text(serve.get("k")),
         "io.qdc.window": _text((drafter.get("swa") or {}).get("window")),

@@ -7,6 +7,7 @@ compiled Python files (their stamps would not fit). This module does not know st
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -19,7 +20,7 @@ from typing import IO
 
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.image.children import ends_with_parent
-from qdc.image.tar import CHUNK, END, EPOCH, Entry, EntryType, header, padded
+from qdc.image.tar import CHUNK, END, EPOCH, Entry, EntryType, check_path, header, padded
 
 PACKAGES = ("ca-certificates", "libgomp1", "libnuma1", "libstdc++6", "python3")
 """What the launcher and vLLM's wheels need beside Debian's required packages."""
@@ -27,9 +28,10 @@ PACKAGES = ("ca-certificates", "libgomp1", "libnuma1", "libstdc++6", "python3")
 _INSTALL_HINT = "as root: apt-get install --no-install-recommends mmdebstrap, then build again as root"
 _DROPPED_FOLDERS = ("dev/", "proc/", "sys/", "run/", "tmp/", "var/cache/", "var/log/", "var/lib/apt/lists/")
 _DROPPED = re.compile(
-    r"(etc/(hostname|resolv\.conf|hosts|machine-id|\.pwd\.lock|apt/sources\.list.*)"
+    r"(etc/(hostname|resolv\.conf|hosts|machine-id|\.pwd\.lock|apt/sources\.list.*|apt/auth\.conf.*)"
     r"|etc/(apt/apt\.conf|dpkg/dpkg\.cfg)\.d/99mmdebstrap"
     r"|etc/(passwd|group|shadow|gshadow|subuid|subgid)-"
+    r"|root/\.(?!(bashrc|profile)$).*"
     r"|var/lib/dbus/machine-id|var/lib/dpkg/(.*-old|lock.*)|.*\.pyc|(.*/)?__pycache__(/.*)?)"
 )
 _KINDS: dict[bytes, EntryType] = {
@@ -117,6 +119,9 @@ def _plan(source: tarfile.TarFile) -> list[tuple[Entry, tarfile.TarInfo]]:
     for member in source:
         path = member.name.removeprefix("./").strip("/")
         if path not in ("", ".") and member.type in _KINDS and _kept(path):
+            if member.name.startswith("/"):
+                raise QdcError("image.path", f"the base holds the absolute path {member.name}", exit_code=COULD_NOT)
+            check_path(path)
             members[path] = (_entry(path, member), member)
     groups: dict[str, list[str]] = {}
     for path, (entry, _) in members.items():
@@ -124,6 +129,10 @@ def _plan(source: tarfile.TarFile) -> list[tuple[Entry, tarfile.TarInfo]]:
             groups.setdefault(entry.link, [entry.link]).append(path)
         elif entry.type == "hardlink":
             raise QdcError("image.path", f"{path} links to {entry.link}, which is left out", exit_code=COULD_NOT)
+    for path in members:
+        parent = path.rpartition("/")[0]
+        if parent in members and members[parent][0].type != "dir":
+            raise QdcError("image.path", f"{parent} is no folder but holds {path}", exit_code=COULD_NOT)
     for held, names in groups.items():
         content, member = members[held]
         first, *others = sorted(names)
@@ -150,18 +159,30 @@ def _chunks(source: tarfile.TarFile) -> Iterator[bytes]:
 
 
 def rewrite(tar: Path, out: IO[bytes]) -> tuple[str, int]:
-    """Write mmdebstrap's `tar` again, sorted, with fixed times; return SHA-256 (64 hex) and size in bytes."""
+    """Write mmdebstrap's `tar` again, sorted, with fixed times; return SHA-256 (64 hex) and size in bytes.
+
+    Raises QdcError `image.base` where it is no whole tar, `image.path` where a path leaves its root.
+    """
     state, size = hashlib.sha256(), 0
-    with tarfile.open(tar, "r:", encoding="utf-8", errors="surrogateescape") as source:
+    with _whole(tar), tarfile.open(tar, "r:", encoding="utf-8", errors="surrogateescape") as source:
         for chunk in _chunks(source):
             state.update(chunk)
             size += out.write(chunk)
     return state.hexdigest(), size
 
 
+@contextlib.contextmanager
+def _whole(tar: Path) -> Iterator[None]:
+    """Turns what reading a damaged tar raises into QdcError `image.base`."""
+    try:
+        yield
+    except (tarfile.TarError, EOFError, ValueError, KeyError, OverflowError) as error:
+        raise QdcError("image.base", f"the base is no whole tar: {error}", file=tar, exit_code=COULD_NOT) from error
+
+
 def packages(tar: Path) -> list[dict[str, str]]:
-    """Installed packages: `{name, version, architecture}`, sorted by name."""
-    with tarfile.open(tar, "r:") as source:
+    """Installed packages by dpkg's own record: `{name, version, architecture}`, sorted by name."""
+    with _whole(tar), tarfile.open(tar, "r:") as source:
         stream = source.extractfile("./var/lib/dpkg/status")
         assert stream is not None
         return installed(stream.read().decode())

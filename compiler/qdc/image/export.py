@@ -21,7 +21,7 @@ from typing import IO, Any
 from qdc.core import canonical, files
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.image.layers import Layer, VirtualImage, read_image
-from qdc.image.tar import BLOCK, END, Entry, Resolve, header, tar_size
+from qdc.image.tar import BLOCK, END, Entry, Resolve, header, padded, tar_size
 
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)"""
@@ -134,16 +134,28 @@ def archive_size(image: VirtualImage) -> int:
     return tar_size(entries)
 
 
+def archive_frame(image: VirtualImage) -> bytes:
+    """All that the single tar file holds beside the layers."""
+    blobs = _blobs(image, docker=True)
+    return b"".join(header(Entry(blob.path, "file", 0o644, blob.size)) + padded(blob.data) for blob in blobs) + END
+
+
 def export_archive(image_folder: Path, resolve: Resolve, file: Path, progress: Progress = quiet) -> VirtualImage:
     """Write the image as one tar `file`, replacing one that is there. Raises QdcError `export.*` (exit 4)."""
     image = read_image(image_folder)
     total = archive_size(image)
-    with _writing(file, total):
+    written(file, total, _watched(archive_chunks(image, resolve), total, progress))
+    return image
+
+
+def written(file: Path, size: int, chunks: Iterable[bytes]) -> int:
+    """Write about `size` bytes to `file`, which appears whole or stays as it was; return how many it became."""
+    with _writing(file, size):
         descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".partial", dir=file.parent)
         temporary = Path(name)
         try:
             with os.fdopen(descriptor, "wb", buffering=0) as stream:
-                _pour(_watched(archive_chunks(image, resolve), total, progress), stream)
+                size = _pour(chunks, stream)
                 os.fsync(stream.fileno())
             temporary.chmod(0o644)
             temporary.replace(file)
@@ -151,7 +163,7 @@ def export_archive(image_folder: Path, resolve: Resolve, file: Path, progress: P
             temporary.unlink(missing_ok=True)
             raise
         files.fsync_folder(file.parent)
-    return image
+    return size
 
 
 def export_oci(image_folder: Path, resolve: Resolve, dest_dir: Path, progress: Progress = quiet) -> VirtualImage:

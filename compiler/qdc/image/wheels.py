@@ -23,6 +23,8 @@ from qdc.image.tar import BLOCK, CHUNK, END, Entry, arranged, header
 
 PYTHON = "/usr/bin/python3"
 _SCHEMES = {"purelib": "", "platlib": "", "data": "", "scripts": "bin/", "headers": "include/"}
+MOST = 200
+"""Times its own size that a wheel may unpack to; the largest known need 10. Deflate alone reaches 1032."""
 _COMPILED = re.compile(r"(.*/)?__pycache__/.*|.*\.py[co]")
 
 
@@ -161,6 +163,7 @@ def write_wheels(
                 archives.append(zipfile.ZipFile(wheel))
             except zipfile.BadZipFile as error:
                 raise _bad(wheel, str(error)) from error
+            _check_size(archives[-1], wheel)
         found = plan(archives, ordered, site)
         entries = arranged(member.entry for member in found.values())
         total = sum(entry.size for entry in entries) or 1
@@ -181,6 +184,12 @@ def write_wheels(
         for archive in archives:
             archive.close()
     return state.hexdigest(), size
+
+
+def _check_size(archive: zipfile.ZipFile, wheel: Path) -> None:
+    size = sum(info.file_size for info in archive.infolist())
+    if size > MOST * wheel.stat().st_size:
+        raise _bad(wheel, f"it claims {size:,} bytes, more than {MOST} times its own size")
 
 
 def _padded(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:

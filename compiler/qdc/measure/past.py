@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qdc.core.errors import QdcError
+from qdc.measure.compressed import known
 from qdc.store.store import Store
 
 Json = dict[str, Any]
@@ -21,9 +22,10 @@ LOOKED_AT = 8
 
 @dataclass(frozen=True)
 class Past:
-    """`layers`: role of layers -> their bytes in `layers_of`, a build on the same base; `acceptance`: tokens a step in
-    `acceptance_of`, with the same K; `acceptance_exact`: that build had this target and drafter; `timed`: stage ->
-    (seconds on this machine, recipe of that build, build)."""
+    """`layers`: role of layers -> their bytes in `layers_of`, a build on the same base; `compressed`: role ->
+    compressed size by size, of those that an export sampled; `acceptance`: tokens a step in `acceptance_of`, with the same K;
+    `acceptance_exact`: that build had this target and drafter; `timed`: stage -> (seconds on this machine, recipe of
+    that build, build)."""
 
     layers: dict[str, int] = field(default_factory=dict)
     layers_of: str = ""
@@ -31,11 +33,13 @@ class Past:
     acceptance_of: str = ""
     acceptance_exact: bool = False
     timed: dict[str, tuple[float, Json, str]] = field(default_factory=dict)
+    compressed: dict[str, float] = field(default_factory=dict)
 
 
 def past(store: Store, recipe: Json, hardware: Json) -> Past:
     """The newest that the store has of each. `hardware`: this machine as build records describe it."""
     layers: dict[str, int] = {}
+    packed: dict[str, float] = {}
     layers_of, acceptance, acceptance_of, exact = "", None, "", False
     timed: dict[str, tuple[float, Json, str]] = {}
     wanted = _given(_shapes(recipe))
@@ -44,7 +48,7 @@ def past(store: Store, recipe: Json, hardware: Json) -> Past:
         if not layers and _same(
             of, recipe, ("image", "base"), ("serve", "engine", "vllm"), ("serve", "engine", "platform")
         ):
-            layers, layers_of = _layers(store, build), build["build"]
+            (layers, packed), layers_of = _layers(store, build), build["build"]
         same_k = build["recipe_name"] == recipe["name"] and _same(of, recipe, ("serve", "k"))
         if acceptance is None and same_k and (found := _acceptance(build, recipe["serve"]["k"])) is not None:
             acceptance, acceptance_of = found, build["build"]
@@ -53,7 +57,7 @@ def past(store: Store, recipe: Json, hardware: Json) -> Past:
             for stage in build["stages"]:
                 if stage.get("hardware") == hardware and stage.get("built_seconds") is not None:
                     timed.setdefault(stage["name"], (float(stage["built_seconds"]), of, build["build"]))
-    return Past(layers, layers_of, acceptance, acceptance_of, exact, timed)
+    return Past(layers, layers_of, acceptance, acceptance_of, exact, timed, packed)
 
 
 def _builds(store: Store) -> Iterator[Json]:
@@ -90,15 +94,21 @@ def _shapes(recipe: Json) -> list[Any]:
     return [model, _at(recipe, ("drafter", "architecture")), _at(recipe, ("drafter", "checkpoint"))]
 
 
-def _layers(store: Store, build: Json) -> dict[str, int]:
+def _layers(store: Store, build: Json) -> tuple[dict[str, int], dict[str, float]]:
+    """Role of each layer of a build's image -> its bytes, and what is known of their compressed part."""
     try:
         value = json.loads(store.read(build["image"]["artifact"], "image.json"))
         sizes: dict[str, int] = {}
+        packed: dict[str, float | None] = {}
         for layer in value["layers"]:
-            sizes[layer["role"]] = sizes.get(layer["role"], 0) + int(layer["size"])
-        return sizes
+            role, size, ratio = layer["role"], int(layer["size"]), known(store, layer["diff_id"])
+            before = packed.get(role, 0.0)
+            packed[role] = None if ratio is None or before is None else before + ratio * size
+            sizes[role] = sizes.get(role, 0) + size
+        ratios = {role: None if part is None else part / max(sizes[role], 1) for role, part in packed.items()}
     except (QdcError, ValueError, KeyError, TypeError):
-        return {}
+        return {}, {}
+    return sizes, {role: ratio for role, ratio in ratios.items() if ratio is not None}
 
 
 def _acceptance(build: Json, k: int | None) -> float | None:

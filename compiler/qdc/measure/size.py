@@ -18,6 +18,7 @@ from qdc.image.tar import Entry, arranged, tar_size
 from qdc.measure.figures import Figure, Term, total
 from qdc.measure.past import Past
 from qdc.measure.sizes import Json, Tensors, base_model, drafter, served_target, whole
+from qdc.serving.contracts import SizeLimit, contract
 
 _RANK = {"BOOL": 0, "U8": 1, "I8": 2, "I16": 3, "U16": 4, "F16": 5, "BF16": 6, "I32": 7, "U32": 8, "F32": 9, "F64": 10,
          "I64": 11, "U64": 12}  # fmt: skip
@@ -106,12 +107,18 @@ def image_size(
         _known("model files", past, (TOKENIZER_ENTRY[0] * _entries(facts), TOKENIZER_ENTRY[1])),
         _known("configuration", past, CONFIGURATION),
     ]
-    limit = recipe["deploy"]["size_limit"]
+    limit = size_limit(recipe["deploy"])
     compressed = None
-    if limit is not None and limit["of"] == "docker-save-gzip":
-        compressed = _compressed(rest, packed_base)
+    if limit is not None and limit.of == "docker-save-gzip":
+        compressed = _compressed(rest, packed_base, past)
     unknown = () if base else ("base",)
-    return ImageSize(tuple(rest), unknown, compressed, limit and limit["bytes"], limit and limit["of"])
+    return ImageSize(tuple(rest), unknown, compressed, limit.bytes if limit else None, limit.of if limit else None)
+
+
+def size_limit(deploy: Mapping[str, Any]) -> SizeLimit | None:
+    """The largest image that may be handed over: the recipe's limit, else its contract's."""
+    given = deploy.get("size_limit")
+    return SizeLimit(given["bytes"], given["of"]) if given else contract(deploy["contract"]).size_limit
 
 
 def _exact(what: str, value: int) -> Term:
@@ -155,12 +162,18 @@ def _entries(facts: Mapping[str, ModelFacts]) -> int:
     return found.tokenizer.size if found.tokenizer else whole(found.text_config, "vocab_size")
 
 
-def _compressed(terms: list[Term], base: float | None) -> Figure:
-    """Quantized weights do not compress; packages and code do."""
-    value = 0.0
+def _compressed(terms: list[Term], base: float | None, past: Past) -> Figure:
+    """Packages and code compress, weights hardly; what an export sampled of the last build's layers counts."""
+    value, sampled = 0.0, [term.what for term in terms if term.what in past.compressed]
     for term in terms:
-        if term.what == "base" and base is not None:
+        if term.what in past.compressed:
+            value += term.figure.value * past.compressed[term.what]
+        elif term.what == "base" and base is not None:
             value += base
         else:
             value += term.figure.value * (1.0 if term.what.endswith("weights") else COMPRESSED[0])
-    return Figure(round(value), "bytes", True, f"{COMPRESSED[1]}, weights not at all")
+    source = f"{COMPRESSED[1]}, weights not at all"
+    if sampled:
+        rest = "" if len(sampled) == len(terms) else f"; else {source}"
+        source = f"samples of {', '.join(sampled)} in build {past.layers_of}{rest}"
+    return Figure(round(value), "bytes", True, source)

@@ -33,7 +33,7 @@ class Serve(Fields):
     max_num_seqs: Positive
     """Requests at a time."""
     max_num_batched_tokens: Positive | None = None
-    """Tokens a step, over all requests; null is the engine's default."""
+    """Tokens a step, over all requests; null writes 2048 on a GPU and 512 on CPU, whatever the card."""
     gpu_memory_utilization: Ratio | None = None
     """Part of the card's memory that the engine may use; required on a GPU, meaningless on CPU."""
     dtype: Literal["bfloat16", "float16", "float32"]
@@ -74,12 +74,15 @@ class Deploy(Fields):
     driver: Driver | None = None
     """The host's driver; null where it is not known."""
     size_limit: SizeLimit | None = None
-    """Largest image that may be handed over; null is none."""
+    """Largest image that may be handed over; null is the contract's limit."""
 
 
 class DebianBase(Fields):
     debian: Literal["bookworm"]
     """A minimal Debian with Python, made here from its packages."""
+    digest: Annotated[StrictStr, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
+    """Digest of the base's layer as it was made once; null takes what Debian's archive has today. A build whose
+    archive gives another one stops."""
 
 
 class ScratchBase(Fields):

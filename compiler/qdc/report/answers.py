@@ -159,9 +159,25 @@ class Pushed(Closed):
     sent: int = Field(description="bytes of all that was sent")
 
 
+class Compressed(Closed):
+    bytes: int = Field(description="of the file that was written")
+    predicted: int = Field(description="before it was written")
+    margin: int = Field(description="two standard errors of the prediction")
+    method: str = Field(description="how it was predicted")
+
+
+class Weighed(Closed):
+    bytes: int
+    of: Literal["docker-save", "docker-save-gzip"]
+    limit: float
+    fits: bool
+
+
 class Export(Answer):
     image: BuiltImage
     destination: str
+    compressed: Compressed | None = Field(description="null unless the archive is compressed")
+    weighed: Weighed | None = Field(description="against the size limit, where an archive of that form was written")
     pushed: Pushed | None = Field(description="null unless the destination is a registry")
 
 

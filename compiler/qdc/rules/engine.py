@@ -9,14 +9,17 @@ from qdc.core.spelling import suggestion
 from qdc.recipe.load import Loaded
 from qdc.rules.parts import fact, kind, written_at
 from qdc.rules.registry import Found, Topic
+from qdc.serving.engines import required_patches
 from qdc.serving.patches import patch_names
-from qdc.serving.render import required_patches
+from qdc.serving.render import refusals
 from qdc.tables import engines, patches
 
 TOPIC = Topic()
 _ENGINE = ("serve", "engine")
 _VERSION = (*_ENGINE, "vllm")
 _PATCHES = (*_ENGINE, "patches")
+_ELSEWHERE = ("serve.rejection", "serve.gpu_memory_utilization")
+"""What ENG12 and DEP08 say."""
 _V2_KINDS = ("dflash2", "dspark", "lilicorr", "xpress")
 
 
@@ -206,3 +209,26 @@ def patches_fit_the_engine(loaded: Loaded) -> Iterator[Found]:
             versions = patch.first if patch.first == patch.last else f"{patch.first} to {patch.last}"
             message = f"`{name}` is for vLLM {versions} on {patch.platform}, not for {engine.vllm} on {engine.platform}"
             yield Found((*_PATCHES, index), message, "remove it, or take an engine that it names")
+
+
+@TOPIC.rule(
+    "ENG18",
+    "error",
+    summary="The engine cannot be told what the recipe says.",
+    why="A setting that a version does not know would be left out of the image, or stop its engine at the start.",
+    fix="Leave the setting out, or take an engine that has it.",
+    evidence="Read in the packages of vLLM 0.19.0, 0.22.0 to 0.25.1, 0.32.0 and 0.33.0; what each is told is in "
+    "compiler/qdc/serving/engines.json: https://pypi.org/project/vllm/",
+    failing="serve: {attention_backend: FLASH_ATTN}",
+    passing="serve: {attention_backend: null}",
+    final="the image would not be what the recipe says",
+)
+def the_engine_can_be_told(loaded: Loaded) -> Iterator[Found]:
+    try:
+        found = refusals(loaded.data["serve"], loaded.data["drafter"])
+    except QdcError:
+        return
+    for path, why in found:
+        if path.startswith("serve.") and path not in _ELSEWHERE:
+            parts = tuple(path.split("."))
+            yield Found(written_at(loaded, parts, _VERSION), why, f"remove `{parts[-1]}`, or take another engine")

@@ -13,7 +13,8 @@ from qdc.image.layers import Layer, small_layer, write_layer_json
 
 
 def run(context: Context) -> None:
-    """`{debian: suite, packages: [..]}` or `{scratch: true}` -> layer.tar, layer.json, packages.json."""
+    """`{debian: suite, packages: [..], digest?: "sha256:.."}` or `{scratch: true}` -> layer.tar, layer.json,
+    packages.json. Raises QdcError `stage.base-image.moved` when the archive gives another base than `digest`."""
     if context.params.get("scratch"):
         write_layer_json(context.output, small_layer({}, "base", context.output, "layer.tar"))
         write_json(context.output / "packages.json", [])
@@ -34,6 +35,15 @@ def run(context: Context) -> None:
     context.report(1, 3, "write the layer")
     with (context.output / "layer.tar").open("wb") as out:
         digest, size = debian.rewrite(made, out)
+    if (wanted_digest := context.params.get("digest")) not in (None, f"sha256:{digest}"):
+        raise QdcError(
+            "stage.base-image.moved",
+            f"Debian's archive has moved: {suite} now makes the base sha256:{digest}, and the recipe asks for "
+            f"{wanted_digest}",
+            hint="fetch the old base (`qdc store pull`), set QDC_DEBIAN_MIRROR to an archive of that day, or write the "
+            "new digest into image.base.digest",
+            exit_code=COULD_NOT,
+        )
     context.report(2, 3, "list packages")
     installed = debian.packages(made)
     missing = set(wanted) - {package["name"] for package in installed}
