@@ -1,4 +1,4 @@
-"""`qdc gate IMAGE`: run the contract against the very artifact that is to be uploaded, and say check by check if it holds.
+"""`qdc gate IMAGE`: run the contract against the very artifact that is to be uploaded, and say whether it holds.
 
 IMAGE is a file of `docker save` (also gzip), archive:FILE, oci:DIR, docker:NAME, or a build id, `@1` or a recipe path
 (then an archive is written first). What the bytes alone show comes first, and nothing is started where that is wrong;
@@ -21,6 +21,8 @@ from qdc.report.text import figure, measurement_table, table
 from qdc.run.references import Reference, refer
 from qdc.store.store import Store
 from qdc.store.use import in_use
+
+WIDEST = 100
 
 
 def main(arguments: list[str]) -> int:
@@ -49,9 +51,10 @@ def main(arguments: list[str]) -> int:
     code = exit_code(report)
     kept = {key: report[key] for key in ("image", "artifact", "contract", "checks")}
     if given.report is not None:
-        from qdc.core.files import write_json
+        from qdc.core import canonical
+        from qdc.core.files import write_atomic
 
-        write_json(given.report, {"schema": 1, **kept, "exit": code})
+        write_atomic(given.report, canonical.pretty({"schema": 1, **kept, "exit": code}))
     if given.json:
         answer(kept)
     else:
@@ -69,15 +72,24 @@ def _options() -> argparse.ArgumentParser:
         "--contract", metavar="NAME", help="adaptfm, sagemaker or openai (default: what the image says)"
     )
     options.add_argument("--expect", metavar="IMAGE_ID", help="the image ID that it must have (sha256:...)")
-    options.add_argument("--require", action="append", default=[], metavar="PATH=VALUE",
-                         help="a claim that the bytes must not refute, e.g. deploy.hardware=a10g (repeatable)")  # fmt: skip
-    options.add_argument("--floor", type=_positive, metavar="X", help="least acceptance length (default: the recipe's)")
-    options.add_argument("--without-drafter", metavar="WORDS", type=shlex.split,
-                         help="what starts an image that qdc did not build without speculation, for comparison")  # fmt: skip
     options.add_argument(
-        "--start-limit", type=_positive, metavar="S", help="instead of the contract's seconds to start"
+        "--require",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="a claim that the bytes must not refute, e.g. deploy.hardware=a10g (repeatable)",
     )
-    options.add_argument("--answer-limit", type=_positive, metavar="S", help="instead of the contract's for one answer")
+    options.add_argument("--floor", type=positive, metavar="X", help="least acceptance length (default: the recipe's)")
+    options.add_argument(
+        "--without-drafter",
+        metavar="WORDS",
+        type=shlex.split,
+        help="what starts an image that qdc did not build without speculation, for comparison",
+    )
+    options.add_argument(
+        "--start-limit", type=positive, metavar="S", help="seconds to start, for the contract's"
+    )
+    options.add_argument("--answer-limit", type=positive, metavar="S", help="seconds for an answer, for the contract's")
     options.add_argument("--prompts", type=int, default=200, metavar="N", help="greedy answers to compare (200)")
     cards = options.add_mutually_exclusive_group()
     cards.add_argument("--gpus", action="store_true", default=None, help="give the container the machine's cards")
@@ -85,7 +97,7 @@ def _options() -> argparse.ArgumentParser:
     return options
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
     value = float(text)
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
@@ -95,9 +107,8 @@ def _positive(text: str) -> float:
 def _writable(path: Path | None) -> None:
     """A report that could not be written is said before the work, not after it."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise QdcError(
-            "gate.report", "the report cannot be written here", file=path, hint="name a file in a folder that exists"
-        )
+        hint = "name a file in a folder that exists"
+        raise QdcError("gate.report", "the report cannot be written here", file=path, hint=hint)
 
 
 def _interrupted(number: int, frame: object) -> NoReturn:
@@ -163,9 +174,11 @@ def _gate(
         gpus=given.gpus,
         require=tuple(given.require),
     )
-    report = gate(
-        image, record, prompts, options, lambda done, total, words: shown.progress("gate", done, total, words)
-    )
+
+    def progress(done: int, total: int, words: str) -> None:
+        shown.progress("gate", done, total, words)
+
+    report = gate(image, record, prompts, options, progress)
     report["rows"] = _rows(report, rows)
     if record is not None and report["rows"]:
         from qdc.run.records import add_measurements
@@ -197,18 +210,25 @@ def _rows(report: dict[str, Any], replayed: list[dict[str, Any]]) -> list[dict[s
 
 
 def _print(report: dict[str, Any]) -> None:
-    print(
-        f"gate of {report['artifact']} under the contract {report['contract']}\nimage {report['image'] or 'not known'}\n"
-    )
-    rows = []
+    print(f"gate of {report['artifact']}, contract {report['contract']}\nimage {report['image'] or 'not known'}\n")
+    rows, more = [], []
     for check in report["checks"]:
         shown = check["figure"]
         if isinstance(shown, dict):
             shown = ", ".join(
                 f"{key} {figure(value) if not isinstance(value, str) else value}" for key, value in shown.items()
             )
-        rows.append([check["id"], check["outcome"], str(shown if shown is not None else ""), check["why"] or ""])
+        elif isinstance(shown, list):
+            shown = " ".join(map(str, shown))
+        why = check["why"] or ""
+        line = why.partition("\n")[0]
+        if line != why or len(line) > WIDEST:
+            line = f"{line[:WIDEST]} ..."
+            more.append(f"{check['id']}: {why}")
+        rows.append([check["id"], check["outcome"], str("" if shown is None else shown)[:WIDEST], line])
     print(table(["check", "outcome", "figure", "why"], rows))
+    for text in more:
+        print(f"\n{text}")
     if report["rows"]:
         print()
         print(measurement_table(report["rows"]))

@@ -57,7 +57,8 @@ def complete(checks: Sequence[Check], without: frozenset[str] = frozenset()) -> 
     found = {check.id: check for check in checks}
     stopped = next((check for check in checks if check.outcome == "fail"), None)
     stopped = stopped or next((check for check in checks if check.outcome == "not-run"), None)
-    why = f"stopped by `{stopped.id}`: {stopped.why}" if stopped else "the gate ended before it"
+    first = stopped.why.partition("\n")[0] if stopped else ""
+    why = f"stopped by `{stopped.id}`: {first}" if stopped else "the gate ended before it"
     return [found.get(id, Check(id, "not-run", None, why)) for id in IDS if id not in without]
 
 
