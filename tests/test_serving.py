@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -333,6 +334,10 @@ def image(tmp_path: Path) -> Path:
     facts = {"model.safetensors": {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
     made = config(target_files=facts, drafter_files=facts)
     made["engine"]["module"] = "fake_engine"
+    with socket.socket() as probe:  # the contract's own port may be taken on this machine
+        probe.bind(("127.0.0.1", 0))
+        for name, value in (("--host", "127.0.0.1"), ("--port", str(probe.getsockname()[1]))):
+            made["arguments"][made["arguments"].index(name) + 1] = value
     for model in ("target", "drafter"):
         (root / "opt/models" / model).mkdir(parents=True)
         (root / "opt/models" / model / "model.safetensors").write_bytes(data)

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from qdc.serving.engines import required_patches
 from qdc.serving.patches import patch_names
-from qdc.serving.render import required_patches
 from qdc.tables import engines, hardware, patches
 from qdc.tables.cells import read
 

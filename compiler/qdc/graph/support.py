@@ -103,8 +103,6 @@ def _serving(recipe: Json) -> list[tuple[str, str]]:
         found.append(("serve.eager", "`eager`"))
     if serve["rejection"] != "standard":
         found.append(("serve.rejection", "`rejection` other than standard"))
-    if recipe["deploy"]["contract"] != "adaptfm":
-        found.append(("deploy.contract", f"the contract {recipe['deploy']['contract']}"))
     if "ref" in base or "oci" in base:
         found.append(("image.base", "an image to stand on that is not made here"))
     return found

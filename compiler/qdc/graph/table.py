@@ -71,7 +71,7 @@ KINDS: dict[str, Kind] = {
         "image",
         "core",
         "exact",
-        data=("serving/**/*", "@templates/Dockerfile.j2"),
+        data=("serving/**/*", "tables/engines.json", "@templates/Dockerfile.j2"),
         lane="io",
         makes=("image.json", "manifest.json", "serve.json"),
     ),

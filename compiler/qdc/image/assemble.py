@@ -12,10 +12,16 @@ from qdc.image.layers import Layer, VirtualImage, image_json
 
 
 def write_image(
-    folder: Path, recipe_name: str, summary: str, layers: Sequence[Layer], labels: Mapping[str, str]
+    folder: Path,
+    recipe_name: str,
+    summary: str,
+    layers: Sequence[Layer],
+    labels: Mapping[str, str],
+    contract_name: str = "adaptfm",
+    environment: Mapping[str, str] | None = None,
 ) -> VirtualImage:
     """Write image.json, config.json and Dockerfile into `folder`, where the small tars of `layers` are."""
-    config = oci_config(layers, labels)
+    config = oci_config(layers, labels, contract_name, environment)
     image_id = files.sha256_bytes(config)
     name = image_name(recipe_name, summary, image_id)
     image = VirtualImage(name, image_id, config, tuple(layers), folder)

@@ -13,37 +13,45 @@ from typing import Any
 
 from qdc.image.layers import Layer, config_bytes
 from qdc.image.tar import EPOCH
+from qdc.serving.contracts import contract
 
 ENTRYPOINT = ["/usr/bin/python3", "/opt/qdc/serving/launcher.py"]
-CMD = ["serve"]
-PORT = 8080
 ENVIRONMENT = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"]
 CREATED = datetime.datetime.fromtimestamp(EPOCH, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 NAME_LIMIT = 128
 _ID_DIGITS = 12
 
 
-def runtime_config(labels: Mapping[str, str]) -> dict[str, Any]:
-    """The `config` object of the OCI config: how the container starts."""
+def runtime_config(
+    labels: Mapping[str, str], contract_name: str = "adaptfm", environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The `config` object of the OCI config: how the container starts. `environment`: what the engine's platform
+    asks of the one that starts it, beside PATH and LANG."""
+    asked = contract(contract_name)
     return {
-        "Cmd": CMD,
+        "Cmd": asked.arguments,
         "Entrypoint": ENTRYPOINT,
-        "Env": ENVIRONMENT,
-        "ExposedPorts": {f"{PORT}/tcp": {}},
+        "Env": ENVIRONMENT + [f"{name}={value}" for name, value in sorted((environment or {}).items())],
+        "ExposedPorts": {f"{asked.port}/tcp": {}},
         "Labels": dict(sorted(labels.items())),
         "StopSignal": "SIGTERM",
         "WorkingDir": "/",
     }
 
 
-def oci_config(layers: Sequence[Layer], labels: Mapping[str, str]) -> bytes:
+def oci_config(
+    layers: Sequence[Layer],
+    labels: Mapping[str, str],
+    contract_name: str = "adaptfm",
+    environment: Mapping[str, str] | None = None,
+) -> bytes:
     """The exact config bytes of a linux/amd64 image of `layers`."""
     return config_bytes(
         {
             "architecture": "amd64",
             "os": "linux",
             "created": CREATED,
-            "config": runtime_config(labels),
+            "config": runtime_config(labels, contract_name, environment),
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer.diff_id}" for layer in layers]},
             "history": [{"created": CREATED, "created_by": f"qdc: {layer.role}"} for layer in layers],
         }
@@ -124,6 +132,7 @@ def labels(recipe: Mapping[str, Any], *, manifest_digest: str, recipe_digest: st
         "io.qdc.recipe": name,
         "io.qdc.recipe.digest": f"sha256:{recipe_digest}",
         "io.qdc.manifest.digest": f"sha256:{manifest_digest}",
+        "io.qdc.contract": _text((recipe.get("deploy") or {}).get("contract")),
         "io.qdc.engine": f"vllm {engine['version']}" if engine.get("version") else _engine(engine),
         "io.qdc.k": _text(serve.get("k")),
         "io.qdc.window": _text((drafter.get("swa") or {}).get("window")),

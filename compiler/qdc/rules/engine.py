@@ -9,8 +9,8 @@ from qdc.core.spelling import suggestion
 from qdc.recipe.load import Loaded
 from qdc.rules.parts import fact, kind, written_at
 from qdc.rules.registry import Found, Topic
+from qdc.serving.engines import required_patches
 from qdc.serving.patches import patch_names
-from qdc.serving.render import required_patches
 from qdc.tables import engines, patches
 
 TOPIC = Topic()

@@ -21,7 +21,7 @@ from qdc.rules.parts import (
     served_checkpoint,
 )
 from qdc.rules.registry import Found, Topic
-from qdc.serving.render import engine_row
+from qdc.serving.engines import engine_row
 from qdc.tables import engines, hardware
 
 TOPIC = Topic()
@@ -293,7 +293,7 @@ def _budget(loaded: Loaded) -> int | None:
     if serve.max_num_batched_tokens is not None:
         return serve.max_num_batched_tokens
     try:
-        passed = engine_row(loaded.data["serve"]["engine"])["arguments"].get("--max-num-batched-tokens")
+        passed = engine_row(loaded.data["serve"]["engine"])["defaults"].get("max_num_batched_tokens")
     except QdcError:
         passed = None
     default = fact(loaded, "batched-tokens")

@@ -10,8 +10,9 @@ Reads /opt/qdc/serve.json and nothing else that decides what is served. `serve` 
 The engine's environment holds serve.json's variables and a short list of the machine's own (paths, proxies, NVIDIA
 and CUDA). A variable that would reach the engine or qdc otherwise (VLLM_PORT as Kubernetes injects it) is dropped,
 logged and shown by GET /manifest; QDC_STRICT_ENV=1 refuses to start instead.
-Exit: the engine's own status (128 + N when signal N ended it); 78 when it cannot serve, with one line that says why.
-Standard library only: it runs in the image without qdc.
+Exit: the engine's own status (128 + N when signal N ended it); 78 when it cannot serve, or when the engine ends well
+without having been asked to, with one line that says why.
+Standard library only, from Python 3.10 on: it runs in the image without qdc.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +34,9 @@ from typing import Any, NoReturn
 
 CANNOT_SERVE = 78
 GRACE_S = 8.0
+CHUNK = 1 << 20
+DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a file raises that is not what was built."""
 ALLOWED = re.compile(
     r"NVIDIA_\w+|CUDA_\w+|HOME|TMPDIR|PATH|LANG|LC_\w+|TZ|HOSTNAME|(?i:https?_proxy|no_proxy|all_proxy)"
 )
@@ -56,7 +61,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise CannotServe(f"{path}: {error}") from error
+        raise CannotServe(f"{path}: {_in_one_line(error)}") from error
     if not isinstance(config, dict) or config.get("schema") != 1:
         raise CannotServe(f"{path}: not a serve.json of schema 1")
     return config
@@ -86,12 +91,23 @@ def check_weights(weights: list[dict[str, Any]], *, whole: bool) -> None:
                 raise CannotServe(f"{path}: {size} bytes, but {weight['size']} were built")
             _check_header(path, size)
             if whole:
-                with path.open("rb") as stream:
-                    digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                digest = _sha256(path)
                 if digest != weight["sha256"]:
                     raise CannotServe(f"{path}: SHA-256 {digest}, but {weight['sha256']} was built")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CannotServe(f"{path}: {error}") from error
+        except DAMAGED as error:
+            raise CannotServe(f"{path}: {_in_one_line(error)}") from error
+
+
+def _sha256(path: Path) -> str:
+    state = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            state.update(chunk)
+    return state.hexdigest()
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _check_header(path: Path, size: int) -> None:
@@ -143,6 +159,18 @@ def engine_environment(config: Mapping[str, Any], outside: Mapping[str, str]) ->
     }, dropped
 
 
+def check_port(arguments: list[str]) -> None:
+    """Raises CannotServe unless the engine can listen where its arguments say."""
+    host, port = (arguments[arguments.index(name) + 1] for name in ("--host", "--port"))
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+            probe.listen(1)
+        except OSError as error:
+            raise CannotServe(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
 def without_drafter(config: Mapping[str, Any]) -> list[str]:
     """The engine arguments of the same target without speculation, as serve.json's `without_drafter` says."""
     change = config["without_drafter"]
@@ -159,19 +187,26 @@ def without_drafter(config: Mapping[str, Any]) -> list[str]:
     return result
 
 
-def run(command: list[str], environment: dict[str, str]) -> int:
-    """Run the engine as the leader of its own process group until it ends; forward signals; leave nothing behind."""
+def run(command: list[str], environment: dict[str, str]) -> tuple[int, bool]:
+    """Run the engine as the leader of its own process group until it ends; forward signals; leave nothing behind.
+
+    Its status, and whether a signal had been passed on to it. Raises CannotServe if it cannot be started.
+    """
     asked: list[int] = []
     previous = {number: signal.signal(number, lambda n, _: asked.append(n)) for number in FORWARDED}
-    child = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        child = subprocess.Popen(command, env=environment, start_new_session=True)
+    except OSError as error:
+        raise CannotServe(f"the engine does not start: {_in_one_line(error)}") from error
 
     def forward(number: int, _frame: object = None) -> None:
+        asked.append(number)
         with contextlib.suppress(ProcessLookupError):
             os.kill(child.pid, number)
 
     for number in FORWARDED:
         signal.signal(number, forward)
-    for early in asked:  # what came while the child was being started
+    for early in list(asked):  # what came while the child was being started
         forward(early)
     try:
         while True:
@@ -184,7 +219,7 @@ def run(command: list[str], environment: dict[str, str]) -> int:
         for number, handler in previous.items():
             signal.signal(number, handler)
     code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
+    return (code if code >= 0 else 128 - code), bool(asked)
 
 
 def _end_group(group: int) -> None:
@@ -203,7 +238,17 @@ def _end_group(group: int) -> None:
 def prepare(options: argparse.Namespace, outside: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """The engine's command line and environment. Raises CannotServe."""
     root = options.root.rstrip("/")
-    config = under_root(read_config(Path(f"{root}/opt/qdc/serve.json")), root)
+    place = Path(f"{root}/opt/qdc/serve.json")
+    config = under_root(read_config(place), root)
+    try:
+        return _prepared(options, root, config, outside)
+    except DAMAGED as error:
+        raise CannotServe(f"{place}: {type(error).__name__}: {_in_one_line(error)}") from error
+
+
+def _prepared(
+    options: argparse.Namespace, root: str, config: dict[str, Any], outside: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
     check_weights(config["weights"], whole=options.verify)
     check_patches(config["patches"], config["python_path"])
     environment, dropped = engine_environment(config, outside)
@@ -225,7 +270,9 @@ def prepare(options: argparse.Namespace, outside: Mapping[str, str]) -> tuple[li
         }
     )
     arguments = without_drafter(config) if options.without_drafter else config["arguments"]
-    return [sys.executable, "-s", "-P", "-m", config["engine"]["module"], *arguments], environment
+    check_port(arguments)
+    isolated = ["-s", "-P"] if sys.version_info >= (3, 11) else ["-s"]
+    return [sys.executable, *isolated, "-m", config["engine"]["module"], *arguments], environment
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -235,15 +282,17 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     parser.add_argument("--verify", action="store_true", help="compare the SHA-256 of the weights")
     parser.add_argument("--root", default="", metavar="DIR", help="read /opt/... under DIR")
     options = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGINT):  # the kernel spares PID 1 what it has not asked for
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         command, environment = prepare(options, os.environ)
+        log("starting the engine" + (" without the drafter" if options.without_drafter else ""))
+        code, asked = run(command, environment)
     except CannotServe as reason:
         log(f"cannot serve: {reason}")
         sys.exit(CANNOT_SERVE)
-    log("starting the engine" + (" without the drafter" if options.without_drafter else ""))
-    code = run(command, environment)
-    log(f"the engine ended with status {code}")
-    sys.exit(code)
+    log(f"the engine ended with status {code}" + ("" if asked else ", and nobody had asked it to"))
+    sys.exit(code if code or asked else CANNOT_SERVE)
 
 
 if __name__ == "__main__":

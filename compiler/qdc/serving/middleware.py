@@ -1,7 +1,8 @@
 """HTTP in front of the engine's own server, inside its process: health, manifest, the contract's entry point.
 
 An ASGI middleware that the engine's server loads by name (`--middleware middleware.Middleware`).
-  GET /ping           200 after one real completion has succeeded and while the engine is well; else 503 and why
+  GET /ping           200 after one real completion has succeeded and while the engine is well; else 503 and why; so
+                      does the path that the contract names for it
   GET /manifest       the content manifest, byte for byte; when the launcher altered or dropped something, the same
                       document with `altered` and `dropped` added
   POST /invocations   to /v1/chat/completions if the body has `messages`, else to /v1/completions; a boolean
@@ -98,11 +99,11 @@ class Middleware:
             await self.app(scope, receive, self._warm_at_start(send))
         elif scope["type"] != "http":
             await self.app(scope, receive, send)
-        elif path == self.state["contract"]["ping"]:
+        elif path in ("/ping", self.state["contract"]["ping"]):
             await self._ping(send)
         elif path == "/manifest" and scope["method"] in ("GET", "HEAD"):
             await respond(send, 200, self.manifest)
-        elif path == self.state["contract"]["invocations"] and scope["method"] == "POST":
+        elif path in ("/invocations", self.state["contract"]["invocations"]) and scope["method"] == "POST":
             await self._invoke(scope, receive, send)
         else:
             await self.app(scope, receive, send)

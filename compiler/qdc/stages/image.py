@@ -23,6 +23,7 @@ from qdc.image.assemble import write_image
 from qdc.image.layers import Layer, digested, read_layer, small_layer
 from qdc.image.model_files import TEMPLATE, TOKENIZER, ModelFiles, drafter_files, target_files
 from qdc.manifest.content import content_manifest, manifest_digest
+from qdc.serving.engines import engine_row
 from qdc.serving.patches import patch_digest, patch_files
 from qdc.serving.render import patches_of, serve_config
 
@@ -33,7 +34,8 @@ PATCHES = "opt/qdc/patches"
 SERVE = "opt/qdc/serve.json"
 MANIFEST = "opt/qdc/manifest.json"
 PACKAGES = "opt/qdc/packages.json"
-_NOT_IN_IMAGE = ("__init__.py", "render.py")
+IN_IMAGE = ("launcher.py", "middleware.py")
+"""What of `qdc.serving` runs in the image, beside the patches."""
 
 
 def run(context: Context) -> None:
@@ -42,7 +44,7 @@ def run(context: Context) -> None:
     product = {"name": params["name"], **params["recipe"]}
     models = {TARGET: target_files(context.inputs["target"] / "ct", params["chat_template"])}
     weights = [_weights(context, "layer_target", TARGET)]
-    if product.get("drafter"):
+    if "layer_drafter" in context.inputs:
         models[DRAFTER] = drafter_files(context.inputs["drafter"], product["drafter"])
         weights.append(_weights(context, "layer_drafter", DRAFTER))
     code = _serving_files(context, product)
@@ -66,7 +68,15 @@ def run(context: Context) -> None:
     labels = image_config.labels(
         product, manifest_digest=manifest_digest(manifest), recipe_digest=manifest["recipe_digest"]
     )
-    made = write_image(context.output, params["name"], image_config.summary(product), layers, labels)
+    made = write_image(
+        context.output,
+        params["name"],
+        image_config.summary(product),
+        layers,
+        labels,
+        product["deploy"]["contract"],
+        engine_row(product["serve"]["engine"])["image_environment"],
+    )
     context.report(1, 1, made.name)
 
 
@@ -97,13 +107,7 @@ def _facts(layers: list[Layer], prefix: str) -> dict[str, dict[str, Any]]:
 def _serving_files(context: Context, product: Mapping[str, Any]) -> dict[str, bytes]:
     """Path in the image -> content of the launcher, its companions, the patches and the list of packages."""
     folder = Path(qdc.serving.__file__).parent
-    files = {
-        f"{SERVING}/{path.name}": path.read_bytes()
-        for path in sorted(folder.glob("*.py"))
-        if path.name not in _NOT_IN_IMAGE
-    }
-    if f"{SERVING}/launcher.py" not in files:
-        raise QdcError("stage.image.serving", "the launcher is missing", file=folder, exit_code=COULD_NOT)
+    files = {f"{SERVING}/{name}": (folder / name).read_bytes() for name in IN_IMAGE}
     for name in patches_of(product["serve"]["engine"]):
         files |= {f"{PATCHES}/{name}/{path}": data for path, data in patch_files(name).items()}
     packages = {
@@ -170,12 +174,11 @@ def _target_facts(folder: Path, target: Mapping[str, Any]) -> dict[str, Any]:
 
 def _drafter_facts(context: Context, drafter: Mapping[str, Any]) -> dict[str, Any]:
     """What was trained and how it was quantized and calibrated, as the stages recorded it."""
+    facts: dict[str, Any] = {"architecture": drafter["architecture"]}
+    if "drafter" not in context.inputs:
+        return facts
     folder = context.inputs["drafter"]
-    facts: dict[str, Any] = {
-        "architecture": drafter["architecture"],
-        "taps": drafter["architecture"]["taps"],
-        "training": drafter["training"],
-    }
+    facts |= {"taps": drafter["architecture"]["taps"], "training": drafter["training"]}
     if (folder / "ptq.json").is_file():
         made = json.loads((folder / "ptq.json").read_bytes())
         facts["calibration"] = made.get("calibration")
