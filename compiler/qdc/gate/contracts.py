@@ -1,21 +1,28 @@
-"""What a harness does with an image and what it allows, by name of the contract: data, with its source.
+"""How a harness starts and asks an image, and what it allows; and what is known of the image to be asked.
 
-An image of qdc names its contract in the content manifest; of any other the user names it. Knows no engine.
+What the contracts say themselves is in serving/contracts.json. Added here is how hard a harness asks, where that is
+known, and what the gate takes where a contract sets no limit. Knows no engine.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from qdc.core.errors import COULD_NOT, WRONG_USE, QdcError
 from qdc.gate.texts import CHAT
+from qdc.serving import contracts as table
 
 DEFAULT = "adaptfm"
+PATIENCE_S = 600.0
+"""For a start and for an answer, where the contract sets no limit."""
+AT_ONCE, ANSWER_TOKENS = 8, 2048
+ASKED = {"adaptfm": {"at_once": 8, "answer_tokens": 12_288, "memory_bytes": 16 << 30}}
+"""Eight GPQA questions at once, up to 12,288 tokens each, on an AWS g5.xlarge (16 GiB):
+https://github.com/PraveenAShukla/adaptfm and https://adaptfm.gitlab.io/call-for-competition.html"""
+COMPLETIONS = "/v1/completions"
+ARCHITECTURE = "amd64"
 
 
 @dataclass(frozen=True)
@@ -28,20 +35,19 @@ class Contract:
     """
 
     name: str
-    source: str
     command: tuple[str, ...]
     port: int
     ping: str
     invocations: str | None
     completions: str | None
     chat: str | None
-    start_s: float
-    answer_s: float
-    at_once: int
-    answer_tokens: int
-    architecture: str
-    memory_bytes: int | None
-    size_limit: Mapping[str, Any] | None
+    start_s: float = PATIENCE_S
+    answer_s: float = PATIENCE_S
+    at_once: int = AT_ONCE
+    answer_tokens: int = ANSWER_TOKENS
+    architecture: str = ARCHITECTURE
+    memory_bytes: int | None = None
+    size_limit: Mapping[str, Any] | None = None
 
     @property
     def chat_path(self) -> str:
@@ -53,38 +59,46 @@ class Contract:
         return replace(self, start_s=start_s or self.start_s, answer_s=answer_s or self.answer_s)
 
 
-@cache
-def table() -> dict[str, Contract]:
-    """Every known contract."""
-    rows = json.loads((Path(__file__).parent / "contracts.json").read_text(encoding="utf-8"))
-    return {name: Contract(name=name, **{**row, "command": tuple(row["command"])}) for name, row in rows.items()}
-
-
 def named(name: str) -> Contract:
     """Raises QdcError `gate.contract` for a name that is not in the table."""
-    if name not in table():
-        raise QdcError(
-            "gate.contract", f"no contract is called `{name}`", hint=f"one of {', '.join(table())}", exit_code=WRONG_USE
-        )
-    return table()[name]
+    if name not in table.names():
+        hint = f"one of {', '.join(table.names())}"
+        raise QdcError("gate.contract", f"no contract is called `{name}`", hint=hint, exit_code=WRONG_USE)
+    row = table.contract(name)
+    asked = {path for method, path in (route.split() for route in row.routes) if method == "POST"}
+    limit = row.size_limit
+    return Contract(
+        name,
+        tuple(row.arguments),
+        row.port,
+        row.ping,
+        row.invocations if row.invocations in asked else None,
+        COMPLETIONS if COMPLETIONS in asked else None,
+        CHAT if CHAT in asked else None,
+        start_s=row.ready_s or PATIENCE_S,
+        answer_s=row.answer_s or PATIENCE_S,
+        size_limit=None if limit is None else {"bytes": limit.bytes, "of": limit.of},
+        **ASKED.get(name, {}),  # type: ignore[arg-type]
+    )
 
 
 def of_manifest(manifest: Mapping[str, Any]) -> Contract:
-    """The contract that a content manifest names, with the routes that its server has.
+    """The contract that a content manifest names, with the routes that its server has and the recipe's size limit.
 
     Raises QdcError `gate.manifest` when the manifest does not say how it serves.
     """
     try:
-        said = manifest["serving"]["contract"]
+        said, arguments = manifest["serving"]["contract"], manifest["serving"]["arguments"]
         known = named(said.get("name") or DEFAULT)
         limit = (manifest["recipe"].get("deploy") or {}).get("size_limit")
         return replace(
             known,
+            port=int(arguments[arguments.index("--port") + 1]) if "--port" in arguments else known.port,
             ping=said["ping"],
             invocations=said["invocations"] if known.invocations else None,
             size_limit=limit or known.size_limit,
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise QdcError(
             "gate.manifest", f"the manifest does not say how it serves: {error!r}", exit_code=COULD_NOT
         ) from error
