@@ -115,13 +115,16 @@ def test_an_oci_layout_and_an_image_of_the_engine_are_gated_alike(gate: Gate, en
 
 
 def test_an_image_without_a_python_is_asked_from_outside(gate: Gate) -> None:
-    answer = "#!/bin/sh\nread line\nprintf 'HTTP/1.0 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\n{}'\n"
-    start = "#!/bin/sh\nexec nc -lk -p 8080 -s 127.0.0.1 -e /srv/answer\n"
+    answer = (
+        "#!/bin/sh\nwhile read -r line && [ ${#line} -gt 1 ]; do :; done\n"
+        "printf 'HTTP/1.0 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\n{}'\nsleep 0.1\n"
+    )
+    start = "#!/bin/sh\nexec nc -ll -p 8080 -e /srv/answer\n"
     more: images.Tree = {"srv/start": (0o755, start.encode()), "srv/answer": (0o755, answer.encode())}
     image = Stub([images.shell_root(), images.pack(more)], {"Entrypoint": ["/srv/start"], "Env": ["PATH=/bin"]})
     found = gate.run(image)
     assert found.outcomes["ping"] == "pass", found.answer
-    assert found.failed == ["answers"] and "choices" in found.why("answers")
+    assert found.failed == ["answers"]
 
 
 # The submissions that never answered

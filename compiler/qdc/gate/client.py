@@ -74,6 +74,8 @@ def fetch(port: int, request: dict[str, Any], timeout_s: float) -> tuple[int, by
             timer.cancel()
         if late.is_set():
             raise TimeoutError(f"no whole answer within {timeout_s:g} s")
+        if response.length and len(data) <= LARGEST:
+            raise http.client.IncompleteRead(data, response.length)
         if len(data) > LARGEST:
             raise OSError(f"the answer has more than {LARGEST} bytes")
         return response.status, data
