@@ -26,6 +26,14 @@ WIDEST = 100
 
 
 def main(arguments: list[str]) -> int:
+    before = signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        return _main(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _main(arguments: list[str]) -> int:
     given = _options().parse_args(arguments)
     _writable(given.report)
     near = given.recipe or (Path(given.image) if given.image.endswith((".yaml", ".yml")) else None)
@@ -36,7 +44,6 @@ def main(arguments: list[str]) -> int:
     place = given_path(given.image)
     reference = refer(given.image, store) if place is None else Reference(*place)
     shown = listener(given.quiet)
-    signal.signal(signal.SIGTERM, _interrupted)
     try:
         if reference.build is not None:
             with in_use(store.root), store.staging() as work:
@@ -86,9 +93,7 @@ def _options() -> argparse.ArgumentParser:
         type=shlex.split,
         help="what starts an image that qdc did not build without speculation, for comparison",
     )
-    options.add_argument(
-        "--start-limit", type=positive, metavar="S", help="seconds to start, for the contract's"
-    )
+    options.add_argument("--start-limit", type=positive, metavar="S", help="seconds to start, for the contract's")
     options.add_argument("--answer-limit", type=positive, metavar="S", help="seconds for an answer, for the contract's")
     options.add_argument("--prompts", type=int, default=200, metavar="N", help="greedy answers to compare (200)")
     cards = options.add_mutually_exclusive_group()
