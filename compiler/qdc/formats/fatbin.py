@@ -113,7 +113,7 @@ def _exact(reader: RangeReader, frame: elf.Elf) -> bool:
 
 
 def _walk(reader: RangeReader, start: int, size: int, what: str, found: Images) -> None:
-    """Every fat binary in `size` bytes at `start`: each begins at a multiple of 8 with MAGIC; between them is padding."""
+    """Every fat binary in `size` bytes at `start`: each begins with MAGIC at a multiple of 8, after padding."""
     window = _Window(reader, start + size)
     at, end = start, start + size
     while (at := window.magic(at)) + _CONTAINER.size <= end:
@@ -126,7 +126,7 @@ def _walk(reader: RangeReader, start: int, size: int, what: str, found: Images) 
             kind, _, length, payload, _, sm, _, flags = _ENTRY.unpack(window.read(entry, _ENTRY.size))
             if length < _ENTRY.size or entry + length + payload > stop:
                 raise _bad("entry", f"{what}: code at {entry} ends after its fat binary does")
-            if kind in _KINDS:
+            if kind in _KINDS and 10 <= sm <= 999:
                 suffix = "a" if flags >> 20 & 1 else "f" if flags >> 21 & 1 else ""
                 codes.add(Code(sm, _KINDS[kind], suffix))
             window.count(what)
