@@ -38,7 +38,7 @@ class Model:
         self.readers = {name: look.image.open(f"{self.folder}/{name}") for name in self.names if _weights(name)}
         self.weights = quantized.read_weights(self.readers)
         self.facts = self.weights.facts
-        self.problems = [*self.facts.problems, *self._shards()]
+        self.problems = [*self._shards(), *self.facts.problems]
         self.where = {tensor: file for file, header in self.facts.files.items() for tensor in header.tensors}
 
     @property
