@@ -71,7 +71,7 @@ def test_a_row_cannot_leave_the_image() -> None:
 
 @pytest.mark.parametrize("data", [b"a\0b,,\n" * 2, b"\xff,,\n", b'"' + b"x" * 200_000])
 def test_what_is_no_record_is_an_error(data: bytes) -> None:
-    with pytest.raises(QdcError, match="x.dist-info/RECORD: not a RECORD"):
+    with pytest.raises(QdcError, match="not a RECORD"):
         installed.record(data, ROOT, "x.dist-info/RECORD")
 
 

@@ -36,8 +36,13 @@ _BY_PROMPT = re.compile(
     r"\b(?:if|elif|while)\b.*[\"'](?!prompts?[\"']|messages[\"']|content[\"']|text[\"'])[^\"']{3,}[\"']\s+in\s+"
     r"(?:(?!\band\b|\bor\b|:\s*$).)*?\b(?:prompt|content|question|user_text)\b"
 )
-_PENALTY = re.compile(r"\b(repetition_penalty|presence_penalty|frequency_penalty)[\"']?\]?\s*[:=](?!=)\s*(\S.*)$")
-_NEUTRAL = re.compile(r"^(?:Optional\[|float\b|int\b|None\b|(?:1(?:\.0*)?|0(?:\.0*)?)\s*[,)}\]]*\s*(?:#.*)?$)")
+_TYPE = r"(?:Optional\[\w+\]|float|int)(?:\s*\|\s*None)?"
+_PENALTY = re.compile(
+    r"\b(repetition_penalty|presence_penalty|frequency_penalty)[\"']?\]?\s*[:=](?!=)\s*"
+    rf"(?:{_TYPE}\s*=\s*)?(\S.*)$"
+)
+_NEUTRAL = re.compile(rf"^(?:{_TYPE}\s*[,)]*$|None\b|(?:1(?:\.0*)?|0(?:\.0*)?)\s*[,)}}\]]*\s*(?:#.*)?$)")
+"""Values that change nothing, and types without a value."""
 _SCRIPT = re.compile(r".*\.(?:py|sh|bash|js|ts|lua|conf|yaml|yml|toml|json)")
 _SYSTEM = re.compile(
     r"(?:usr/(?:lib|lib64|share|include|src)|lib|lib64|proc|sys|dev|boot|var)/"
