@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,7 @@ PASSED_ON = b"""\
         (PROXY.replace(b"8082", b"8081") + ROUTE, []),
         (PROXY.replace(b"8082", b"8081") + ROUTE + PROMPT, ["routes"]),
         (PROXY.replace(b"8082", b"8081") + ROUTE + PENALTY, ["penalty"]),
-        (PROXY.replace(b"8082", b"8081") + b"    repetition_penalty: float = 1.15\n", ["penalty"]),
+        (PROXY.replace(b"8082", b"8081") + ROUTE + b"    repetition_penalty: float = 1.15\n", ["penalty"]),
         (b"print('/invocations')\n", []),
     ],
 )
@@ -193,6 +194,15 @@ def test_scripts_of_packages_and_of_the_system_are_not_read(tmp_path: Path) -> N
     text = PROXY + ROUTE + PROMPT + PENALTY
     files: dict[str, Content] = {f"{SITE}/vllm/proxy.py": text, "usr/lib/x.py": text, "var/lib/x.py": text}
     assert named(audited(tmp_path, files), "refuted") == []
+
+
+def test_lines_made_to_keep_a_reader_busy_do_not(tmp_path: Path) -> None:
+    line = b"if self.path " + b'"aaa" in if path route prompt_ ' * 8000 + b"\n"
+    files: dict[str, Content] = {f"opt/{number}.py": (line * 200)[: 1 << 18] for number in range(10)}
+    files["opt/short.py"] = (b"if self.path x\n" * 20000)[: 1 << 18]
+    began = time.monotonic()
+    audited(tmp_path, files)
+    assert time.monotonic() - began < 10
 
 
 def test_two_engines_in_one_image(tmp_path: Path) -> None:
