@@ -12,6 +12,7 @@ import json
 import re
 import subprocess
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -148,6 +149,81 @@ def stub(
         **(more or {}),
     }
     return Stub([root(), pack(tree)], {"Entrypoint": ENTRYPOINT, "Cmd": ["serve"], "Env": ENV, **settings}, tag)
+
+
+# Two tags that lied, and the submissions that never answered
+
+
+VLLM = "usr/lib/python3/dist-packages/vllm"
+GPU = ["CUDA_VERSION=12.4.1", "NVIDIA_REQUIRE_CUDA=cuda>=12.4"]
+NGRAM = (
+    "#!/bin/sh\nexec python3 -m vllm.entrypoints.openai.api_server --model /opt/ml/model --port 8080 "
+    '--speculative-config \'{{"method": "ngram", "num_speculative_tokens": {k}}}\'\n'
+)
+SOURCES = (
+    "#!/bin/sh\n. /srv/config.sh\nexec python3 -m vllm.entrypoints.openai.api_server --model /opt/ml/model --port 8080 "
+    '--speculative-config "{\\"method\\": \\"ngram\\", \\"num_speculative_tokens\\": $NUM_SPEC}"\n'
+)
+
+
+def lying_tag(tag: str, k: int) -> Stub:
+    """An image called dflash that starts an n-gram configuration and holds no drafter."""
+    return stub(start=NGRAM.format(k=k), tag=tag)
+
+
+def for_another_card(library: str = "ada") -> Stub:
+    """An image for a GPU whose engine was compiled for sm_89 alone (`two`: for sm_80 and sm_86)."""
+    code = (STUB.parent / "cuda" / f"{library}.so").read_bytes()
+    more: Tree = {f"{VLLM}/_C.abi3.so": (0o644, code), f"{VLLM}/vllm_flash_attn/_vllm_fa2_C.abi3.so": (0o644, code)}
+    return stub(more=more, Env=[*ENV, *GPU])
+
+
+def overridden() -> Stub:
+    """An image whose environment says K 15 and whose start script sources a file that says 40."""
+    more: Tree = {"srv/config.sh": (0o644, b"# what takes effect\nNUM_SPEC=40\n")}
+    return stub(start=SOURCES, more=more, Env=[*ENV, "NUM_SPEC=15"], tag="team:ngramk15")
+
+
+def entrypoint_dropped() -> Stub:
+    return stub(Entrypoint=None, Cmd=["/srv/start", "serve"])
+
+
+def argument_ignored() -> Stub:
+    """A start script that knows no `serve`."""
+    start = '#!/bin/sh\n[ $# = 0 ] && exec python3 /srv/engine.py\necho "unknown command $1" >&2\nexit 64\n'
+    return stub(start=start, Cmd=[])
+
+
+def flattened(engine: Any, folder: Path, changes: list[str]) -> Path:
+    """`docker export | docker import` of a good image, saved."""
+    with stub(tag="whole:1").archive(folder / "whole.tar").open("rb") as stream:
+        engine.images.load(stream)
+    container = engine.containers.create("whole:1")
+    try:
+        tar = b"".join(container.export())
+    finally:
+        container.remove()
+    engine.api.import_image(src=tar, repository="flat", tag="1", changes=changes)
+    file = folder / "flat.tar"
+    file.write_bytes(b"".join(engine.images.get("flat:1").save(named=True)))
+    return file
+
+
+FAULTS: dict[str, tuple[Callable[[Any, Path], Path], str, str]] = {
+    "flattened by export and import": (lambda engine, to: flattened(engine, to, []), "layers", "flattened by export"),
+    "entrypoint dropped": (
+        lambda _, to: entrypoint_dropped().archive(to / "i.tar"), "entrypoint", "looks for a program `serve`"),
+    "`serve` ignored": (
+        lambda _, to: argument_ignored().archive(to / "i.tar"), "starts", "it serves without an argument"),
+    "kernels for another card": (
+        lambda _, to: for_another_card().archive(to / "i.tar"), "claims", "holds sm_89: nothing that runs on 8.6"),
+    "overridden by a sourced script": (lambda _, to: overridden().archive(to / "i.tar"), "claims", "40"),
+    "tag dflash-r6v2, n-gram with K 20": (
+        lambda _, to: lying_tag("team:dflash-r6v2", 20).archive(to / "i.tar"), "claims", "dflash"),
+    "tag dflash-r6v12, n-gram with K 40": (
+        lambda _, to: lying_tag("team:dflash-r6v12", 40).archive(to / "i.tar"), "claims", "dflash"),
+}  # fmt: skip
+"""What is wrong -> how a file of it is made (engine, folder), the check that stops it, words of its reason."""
 
 
 def sha(data: bytes) -> str:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gate_images
 import pytest
 from gate_images import Stub, Tree, pack
 from hypothesis import given, settings
@@ -275,3 +276,13 @@ def test_a_report_has_every_check_and_the_reason_of_those_that_did_not_run() -> 
 )
 def test_the_exit_code_is_a_pass_only_when_all_passed(outcomes: list[str], code: int) -> None:
     assert exit_code({"checks": [{"outcome": outcome} for outcome in outcomes]}) == code
+
+
+def test_an_image_for_another_card_is_refuted_and_one_for_this_is_not(tmp_path: Path) -> None:
+    for library, outcome in (("ada", "fail"), ("two", "pass")):
+        made = gate_images.for_another_card(library).archive(tmp_path / f"{library}.tar")
+        opened = open_artifact(made, "it")
+        assert configuration.wants_gpu(opened.image)
+        check = artifact.audited(opened, None, ("deploy.hardware=a10g",))[1]
+        assert check.outcome == outcome, check
+    assert not configuration.wants_gpu(image(tmp_path))

@@ -130,47 +130,30 @@ def test_an_image_without_a_python_is_asked_from_outside(gate: Gate) -> None:
 # The submissions that never answered
 
 
-def flattened(engine: Any, tmp_path: Path, changes: list[str]) -> Path:
-    """`docker export | docker import` of a good image, saved."""
-    with stub(tag="whole:1").archive(tmp_path / "whole.tar").open("rb") as stream:
-        engine.images.load(stream)
-    container = engine.containers.create("whole:1")
-    try:
-        tar = b"".join(container.export())
-    finally:
-        container.remove()
-    engine.api.import_image(src=tar, repository="flat", tag="1", changes=changes)
-    file = tmp_path / "flat.tar"
-    file.write_bytes(b"".join(engine.images.get("flat:1").save(named=True)))
-    return file
-
-
-def test_a_flattened_image_is_stopped(gate: Gate, engine: Any, tmp_path: Path) -> None:
-    found = gate.run(flattened(engine, tmp_path, []))
-    assert found.code == 1 and found.failed == ["layers", "entrypoint"]
-    assert "flattened by export and import" in found.why("layers")
-    assert "there is no entrypoint" in found.why("entrypoint")
-    assert found.outcomes["starts"] == "not-run"
+@pytest.mark.parametrize("fault", images.FAULTS)
+def test_a_known_fault_is_stopped_for_the_right_reason(gate: Gate, engine: Any, tmp_path: Path, fault: str) -> None:
+    make, id, why = images.FAULTS[fault]
+    found = gate.run(make(engine, tmp_path), "--start-limit", "20")
+    assert found.code == 1 and found.outcomes["answers"] == "not-run"
+    assert found.failed[0] == id or {found.failed[0], id} == {"starts", "ping"}, found.answer
+    assert why in found.why(found.failed[0]), found.answer
+    if id not in ("starts", "ping"):
+        assert found.outcomes["engine"] == found.outcomes["starts"] == "not-run", "nothing was started"
 
 
 def test_a_flattened_image_with_its_entrypoint_put_back_is_stopped(gate: Gate, engine: Any, tmp_path: Path) -> None:
-    found = gate.run(flattened(engine, tmp_path, ['ENTRYPOINT ["/srv/start"]']))
+    found = gate.run(images.flattened(engine, tmp_path, ['ENTRYPOINT ["/srv/start"]']))
     assert found.code == 1 and found.failed == ["layers"] and found.outcomes["starts"] == "not-run"
 
 
-def test_a_dropped_entrypoint_is_stopped(gate: Gate) -> None:
-    found = gate.run(stub(Entrypoint=None, Cmd=["/srv/start", "serve"]))
-    assert found.code == 1 and found.failed == ["entrypoint"]
-    assert "looks for a program `serve`" in found.why("entrypoint")
+def test_kernels_for_the_card_leave_only_the_card_to_be_found(gate: Gate) -> None:
+    found = gate.run(images.for_another_card("two"))
+    assert found.code == 3 and found.failed == [] and found.outcomes["device"] == "not-run", found.answer
+    assert "the engine offers none" in found.why("device") and found.outcomes["starts"] == "not-run"
 
 
 IGNORES = {
     "runs it as a program": ('#!/bin/sh\nexec "$@"\n', "starts", "status 127"),
-    "does not know it": (
-        '#!/bin/sh\n[ $# = 0 ] && exec python3 /srv/engine.py\necho "unknown command $1" >&2\nexit 64\n',
-        "starts",
-        "it serves without an argument, and not with `serve`",
-    ),
     "waits": ("#!/bin/sh\nsleep 1000\n", "ping", "Ports on which the container listens: none"),
 }
 

@@ -18,8 +18,8 @@ DEFAULT = "adaptfm"
 PATIENCE_S = 600.0
 """For a start and for an answer, where the contract sets no limit."""
 AT_ONCE, ANSWER_TOKENS = 8, 2048
-ASKED = {"adaptfm": {"at_once": 8, "answer_tokens": 12_288, "memory_bytes": 16 << 30}}
-"""Eight GPQA questions at once, up to 12,288 tokens each, on an AWS g5.xlarge (16 GiB):
+ASKED = {"adaptfm": {"at_once": 8, "answer_tokens": 12_288, "memory_bytes": 16 << 30, "card": "a10g"}}
+"""Eight GPQA questions at once, up to 12,288 tokens each, on an AWS g5.xlarge (one A10G, 16 GiB):
 https://github.com/PraveenAShukla/adaptfm and https://adaptfm.gitlab.io/call-for-competition.html"""
 COMPLETIONS = "/v1/completions"
 ARCHITECTURE = "amd64"
@@ -30,7 +30,7 @@ class Contract:
     """How a harness starts an image (`command` after its name), where it asks, and its limits.
 
     Routes are None where the contract has none. `start_s`: until health answers 200; `answer_s`: for one answer;
-    `at_once`: requests at a time; `answer_tokens`: longest answer it asks for; `memory_bytes`: of its machine.
+    `at_once`: requests at a time; `answer_tokens`: longest answer it asks for; `memory_bytes`, `card`: of its machine.
     `size_limit`: {bytes, of: docker-save | docker-save-gzip}, or None.
     """
 
@@ -47,6 +47,7 @@ class Contract:
     answer_tokens: int = ANSWER_TOKENS
     architecture: str = ARCHITECTURE
     memory_bytes: int | None = None
+    card: str | None = None
     size_limit: Mapping[str, Any] | None = None
 
     @property

@@ -28,6 +28,7 @@ from qdc.gate.texts import Messages
 PLACES = ("archive", "oci", "docker")
 OWN_PLAIN = ("serve", "--without-drafter")
 WITHOUT_ARGUMENT_S = 20.0
+CARD = "deploy.hardware"
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class _Gate(Steps):
         image, contract = self.artifact.image, self.contract
         with self.step("image"):
             self.report(0, 0, "reading every layer")
-            whole, said = artifact.audited(self.artifact, self.expected_id, self.options.require)
+            whole, said = artifact.audited(self.artifact, self.expected_id, self._required())
             self.done(whole)
         self.check("size", lambda: artifact.check_size(self.artifact, contract, self.report))
         self.check("layers", lambda: configuration.check_layers(image))
@@ -158,6 +159,14 @@ class _Gate(Steps):
         self.done(said)
         if self.failed:
             raise Stop
+
+    def _required(self) -> tuple[str, ...]:
+        """Claims to hold against the bytes: the user's, and the contract's card for an image that names none."""
+        card, asked = self.contract.card, self.options.require
+        said = self.manifest is not None or any(text.startswith(f"{CARD}=") for text in asked)
+        if said or card is None or not configuration.wants_gpu(self.artifact.image):
+            return asked
+        return (*asked, f"{CARD}={card}")
 
     # In the engine
 
