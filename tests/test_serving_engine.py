@@ -20,7 +20,8 @@ import pytest
 
 from qdc.formats import oci
 from qdc.gate import checks, host, texts
-from qdc.gate.checks import Asked, Subject
+from qdc.gate.checks import Asked
+from qdc.gate.contracts import Subject
 from qdc.gate.served import Served
 
 pytestmark = pytest.mark.slow
@@ -125,7 +126,7 @@ def test_greedy_text_is_the_same_with_and_without_speculation(pair: Pair, asked:
 
 def test_every_answer_up_to_the_end_of_the_context_is_the_same(pair: Pair, asked: Asked) -> None:
     turns = [
-        (request["body"]["messages"], checks.text(answer), sum(checks.usage(answer)))
+        (request["body"]["messages"], answer.words(), sum(answer.tokens()))
         for request, answer in zip(asked.requests, asked.answers, strict=True)
     ]
     candidates = texts.long_conversations(turns, pair.subject.max_model_len, 80)

@@ -1,13 +1,18 @@
-"""`qdc gate IMAGE`: start the very artifact that is to be uploaded and check that it answers, is lossless and fits.
+"""`qdc gate IMAGE`: run the contract against the very artifact that is to be uploaded, and say whether it holds.
 
-IMAGE is archive:FILE or docker:NAME, or a build id, `@1` or a recipe path (then an archive is written first).
-Exit 0 when all passed, 1 when something failed, 3 when something could not be decided.
+IMAGE is a file of `docker save` (also gzip), archive:FILE, oci:DIR, docker:NAME, or a build id, `@1` or a recipe path
+(then an archive is written first). What the bytes alone show comes first, and nothing is started where that is wrong;
+then the image runs in a container engine as the harness runs it. It leaves no container behind.
+Exit 0 when all passed, 1 when something failed, 3 when something could not be decided or was not run.
 """
 
 from __future__ import annotations
 
+import argparse
+import shlex
+import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from qdc.cli.common import answer, note, open_store, parser
 from qdc.cli.progress import Quiet, listener
@@ -17,38 +22,102 @@ from qdc.run.references import Reference, refer
 from qdc.store.store import Store
 from qdc.store.use import in_use
 
+WIDEST = 100
+
 
 def main(arguments: list[str]) -> int:
-    options = parser("gate", __doc__ or "")
-    options.add_argument("image", help="archive:FILE, docker:NAME, a build id, @1, or a recipe path")
-    options.add_argument("--recipe", type=Path, help="where its build record is looked for: the store near this recipe")
-    options.add_argument("--no-replay", action="store_true", help="do not replay the drafter for comparison")
-    given = options.parse_args(arguments)
+    before = signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        return _main(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _main(arguments: list[str]) -> int:
+    given = _options().parse_args(arguments)
+    _writable(given.report)
     near = given.recipe or (Path(given.image) if given.image.endswith((".yaml", ".yml")) else None)
     store = open_store(given.store, near)
-    reference = refer(given.image, store)
-    if reference.place == "oci":
-        raise QdcError(
-            "gate.place", "an engine does not load an OCI folder", hint="export to archive:FILE and gate that"
-        )
+    from qdc.gate import exit_code
+    from qdc.gate.artifact import given_path
+
+    place = given_path(given.image)
+    reference = refer(given.image, store) if place is None else Reference(*place)
     shown = listener(given.quiet)
     try:
         if reference.build is not None:
             with in_use(store.root), store.staging() as work:
                 archive = _export(store, reference.build, work, shown)
-                report = _gate(f"archive:{archive}", reference.build, store, shown, given.no_replay)
-                report["image"] = reference.build["image"]["name"]
+                report = _gate(f"archive:{archive}", reference.build, store, shown, given)
+                report["artifact"] = f"build {reference.build['build']}, as exported"
         else:
-            report = _gate(given.image, _record(store, reference), store, shown, given.no_replay)
+            image = f"{reference.place}:{reference.name}"
+            report = _gate(image, _record(store, reference), store, shown, given)
     finally:
         shown.close()
+    code = exit_code(report)
+    kept = {key: report[key] for key in ("image", "artifact", "contract", "checks")}
+    if given.report is not None:
+        from qdc.core import canonical
+        from qdc.core.files import write_atomic
+
+        write_atomic(given.report, canonical.pretty({"schema": 1, **kept, "exit": code}))
     if given.json:
-        answer({key: report[key] for key in ("image", "checks")})
+        answer(kept)
     else:
         _print(report)
-    from qdc.gate import exit_code
+    return code
 
-    return exit_code(report)
+
+def _options() -> argparse.ArgumentParser:
+    options = parser("gate", __doc__ or "")
+    options.add_argument("image", help="FILE, archive:FILE, oci:DIR, docker:NAME, a build id, @1, or a recipe path")
+    options.add_argument("--recipe", type=Path, help="where its build record is looked for: the store near this recipe")
+    options.add_argument("--no-replay", action="store_true", help="do not replay the drafter for comparison")
+    options.add_argument("--report", type=Path, metavar="FILE", help="write the report there, as JSON")
+    options.add_argument(
+        "--contract", metavar="NAME", help="adaptfm, sagemaker or openai (default: what the image says)"
+    )
+    options.add_argument("--expect", metavar="IMAGE_ID", help="the image ID that it must have (sha256:...)")
+    options.add_argument(
+        "--require",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="a claim that the bytes must not refute, e.g. deploy.hardware=a10g (repeatable)",
+    )
+    options.add_argument("--floor", type=positive, metavar="X", help="least acceptance length (default: the recipe's)")
+    options.add_argument(
+        "--without-drafter",
+        metavar="WORDS",
+        type=shlex.split,
+        help="what starts an image that qdc did not build without speculation, for comparison",
+    )
+    options.add_argument("--start-limit", type=positive, metavar="S", help="seconds to start, for the contract's")
+    options.add_argument("--answer-limit", type=positive, metavar="S", help="seconds for an answer, for the contract's")
+    options.add_argument("--prompts", type=int, default=200, metavar="N", help="greedy answers to compare (200)")
+    cards = options.add_mutually_exclusive_group()
+    cards.add_argument("--gpus", action="store_true", default=None, help="give the container the machine's cards")
+    cards.add_argument("--no-gpus", action="store_false", dest="gpus", help="do not")
+    return options
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _writable(path: Path | None) -> None:
+    """A report that could not be written is said before the work, not after it."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        hint = "name a file in a folder that exists"
+        raise QdcError("gate.report", "the report cannot be written here", file=path, hint=hint)
+
+
+def _interrupted(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _export(store: Store, build: dict[str, Any], work: Path, shown: Quiet) -> Path:
@@ -67,22 +136,29 @@ def _export(store: Store, build: dict[str, Any], work: Path, shown: Quiet) -> Pa
 
 
 def _record(store: Store, reference: Reference) -> dict[str, Any] | None:
-    """The build record of an archive, by the image ID in it; None when the store has none."""
-    if reference.place != "archive":
+    """The build record of a file, by the image ID in it; None if the store has none, and for what is no image."""
+    if reference.place not in ("archive", "oci") or not store.builds():
         return None
     from qdc.audit.images import open_image
 
-    with open_image("archive", reference.name) as image:
-        id = f"sha256:{image.image_id.removeprefix('sha256:')}"
+    try:
+        with open_image(reference.place, reference.name) as image:
+            id = f"sha256:{image.image_id.removeprefix('sha256:')}"
+    except QdcError as error:
+        if error.id == "image.missing":
+            raise
+        return None
     found = [build for name in store.builds() if (build := store.build(name)) and build["image"]["id"] == id]
     return found[-1] if found else None
 
 
-def _gate(image: str, record: dict[str, Any] | None, store: Store, shown: Quiet, no_replay: bool) -> dict[str, Any]:
-    from qdc.gate import gate
+def _gate(
+    image: str, record: dict[str, Any] | None, store: Store, shown: Quiet, given: argparse.Namespace
+) -> dict[str, Any]:
+    from qdc.gate import Options, gate
 
     prompts, rows = None, []
-    if record is not None and not no_replay:
+    if record is not None and not given.no_replay:
         from qdc.run.replay import replay_served
         from qdc.run.settings import settings
 
@@ -92,7 +168,22 @@ def _gate(image: str, record: dict[str, Any] | None, store: Store, shown: Quiet,
     elif record is None:
         note("no build record of this image is in the store: nothing is compared with a replay")
     shown.started("gate")
-    report = gate(image, record, prompts, report=lambda done, total, words: shown.progress("gate", done, total, words))
+    options = Options(
+        contract=given.contract,
+        start_s=given.start_limit,
+        answer_s=given.answer_limit,
+        lossless_prompts=given.prompts,
+        image_id=given.expect,
+        floor=given.floor,
+        plain=tuple(given.without_drafter) if given.without_drafter else None,
+        gpus=given.gpus,
+        require=tuple(given.require),
+    )
+
+    def progress(done: int, total: int, words: str) -> None:
+        shown.progress("gate", done, total, words)
+
+    report = gate(image, record, prompts, options, progress)
     report["rows"] = _rows(report, rows)
     if record is not None and report["rows"]:
         from qdc.run.records import add_measurements
@@ -124,16 +215,25 @@ def _rows(report: dict[str, Any], replayed: list[dict[str, Any]]) -> list[dict[s
 
 
 def _print(report: dict[str, Any]) -> None:
-    print(f"gate of {report['image']}\n")
-    rows = []
+    print(f"gate of {report['artifact']}, contract {report['contract']}\nimage {report['image'] or 'not known'}\n")
+    rows, more = [], []
     for check in report["checks"]:
         shown = check["figure"]
         if isinstance(shown, dict):
             shown = ", ".join(
                 f"{key} {figure(value) if not isinstance(value, str) else value}" for key, value in shown.items()
             )
-        rows.append([check["id"], check["outcome"], str(shown if shown is not None else ""), check["why"] or ""])
+        elif isinstance(shown, list):
+            shown = " ".join(map(str, shown))
+        why = check["why"] or ""
+        line = why.partition("\n")[0]
+        if line != why or len(line) > WIDEST:
+            line = f"{line[:WIDEST]} ..."
+            more.append(f"{check['id']}: {why}")
+        rows.append([check["id"], check["outcome"], str("" if shown is None else shown)[:WIDEST], line])
     print(table(["check", "outcome", "figure", "why"], rows))
+    for text in more:
+        print(f"\n{text}")
     if report["rows"]:
         print()
         print(measurement_table(report["rows"]))

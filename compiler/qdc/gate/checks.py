@@ -1,97 +1,102 @@
-"""The checks of a running server: it answers, it is lossless, its drafter is accepted as the replay said.
+"""The checks of a running server's answers: its routes, its drafter, the same text with and without speculation.
 
-Each check gives one `Check`; what it cannot ask it does not guess. Knows `Served` and the content manifest's
-fields, not where the server runs.
+Each check gives one `Check`; what it cannot ask it does not guess. An answer of another shape than the routes' is a
+fault of the server (`Unusable`), which the caller makes the check's failure. Knows `Served`, `Subject` and
+`Contract`, not where the server runs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from qdc.core.errors import QdcError
 from qdc.gate import texts
-from qdc.gate.served import Answer, Served
+from qdc.gate.contracts import DEFAULT, Contract, Subject, named
+from qdc.gate.report import Check
+from qdc.gate.served import Answer, Served, Unusable
 
 MIN_PROMPTS = 50
 MAX_TIE_SHARE = 0.02
 TIE_ULPS = 2
 MIN_CUT_OFF = 2
 MIN_MEASURED = 20
+MIN_DRAFTS = 100
+NO_GAIN = 1.05
+"""Acceptance length up to which drafts count for nothing: the bonus token alone makes 1.0."""
+PARTS = 10
+T_95 = 2.262
+"""Student's t of a 95 % interval from PARTS parts."""
 TOLERANCE = 0.05
 SAMPLED = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "seed": 1, "logprobs": 2}
 CUT_OFF_ROOM = range(3, 15)  # tokens left for an answer that shall run into the context's end
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the report. `outcome`: pass, fail, undecided or not-run."""
-
-    id: str
-    outcome: str
-    figure: Any
-    why: str
-
-    def as_json(self) -> dict[str, Any]:
-        return {"id": self.id, "outcome": self.outcome, "figure": self.figure, "why": self.why}
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is known of the image before it runs, from its content manifest."""
-
-    model: str
-    max_model_len: int
-    k: int | None
-    """K, or None when nothing drafts."""
-    ping: str = "/ping"
-    invocations: str = "/invocations"
-
-    @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> Subject:
-        """Raises QdcError `gate.manifest` when the manifest does not describe a served model."""
-        try:
-            serving, arguments = manifest["serving"], manifest["serving"]["arguments"]
-            speculates = "--speculative-config" in arguments
-            return cls(
-                model=serving["served_model_name"],
-                max_model_len=int(arguments[arguments.index("--max-model-len") + 1]),
-                k=manifest["recipe"]["serve"]["k"] if speculates else None,
-                ping=serving["contract"]["ping"],
-                invocations=serving["contract"]["invocations"],
-            )
-        except (KeyError, ValueError, TypeError, IndexError) as error:
-            raise QdcError(
-                "gate.manifest", f"the manifest does not say how it serves: {error!r}", exit_code=4
-            ) from error
+QUESTION: texts.Messages = [{"role": "user", "content": "Ann has 3 apples and gets 2 more. How many apples?"}]
 
 
 @dataclass
 class Asked:
-    """Greedy answers of the speculating server, kept for the comparison with the one that does not speculate."""
+    """Greedy answers of the speculating server, kept for the comparison with the one that does not speculate.
+
+    `prompt_tokens`: of each conversation; -1 where it leaves no head-room and was not asked. `parts`: what the
+    engine's counters (`drafts`, `accepted`) did in each of the parts in which the requests were sent.
+    """
 
     requests: list[dict[str, Any]] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
-    counters: dict[str, float] = field(default_factory=dict)
+    parts: list[dict[str, float]] = field(default_factory=list)
 
 
-def check_answers(served: Served, subject: Subject) -> Check:
-    """Completions (sampled, with log-probabilities), chat and the contract's entry point each answer a token."""
-    message = [{"role": "user", "content": "Ann has 3 apples and gets 2 more. How many apples?"}]
-    asked = {
-        "/v1/completions": {"model": subject.model, "prompt": "Ann has 3 apples", "max_tokens": 8, **SAMPLED},
-        "/v1/chat/completions": {"model": subject.model, "messages": message, "max_tokens": 8},
-        subject.invocations: {"messages": message, "max_tokens": 8, "thinking": False},
-    }
-    answered = served.ask([{"method": "POST", "path": path, "body": body} for path, body in asked.items()])
-    for path, answer in zip(asked, answered, strict=True):
-        if answer.status != 200 or answer.json()["usage"]["completion_tokens"] < 1:
-            return Check("answers", "fail", None, f"{path} answered {answer.status}: {answer.text()}")
-    return Check("answers", "pass", len(answered), "completions, chat and invocations answer")
+def discover(served: Served, subject: Subject) -> Subject:
+    """`subject` with what a server of /v1/models says of itself, where the manifest did not say it."""
+    if subject.model is not None:
+        return subject
+    answer = served.get("/v1/models")
+    if answer.status != 200:
+        return subject
+    name = str(answer.part("data", 0, "id"))
+    length = answer.part("data", 0).get("max_model_len")
+    return replace(subject, model=name, max_model_len=length if type(length) is int else None)
+
+
+def check_answers(served: Served, subject: Subject, contract: Contract | None = None) -> Check:
+    """Each route of the contract answers a token: sampled, chat, and the entry point with both kinds of body.
+
+    The entry point and the chat route must read the same chat alike.
+    """
+    contract = contract or named(DEFAULT)
+    model = {} if subject.model is None else {"model": subject.model}
+    chat, text = {"messages": QUESTION, "max_tokens": 8}, {"prompt": "Ann has 3 apples", "max_tokens": 8}
+    asked: list[tuple[str, dict[str, Any]]] = []
+    if contract.completions:
+        asked.append((contract.completions, {**model, **text, **SAMPLED}))
+    if contract.chat:
+        asked.append((contract.chat, {**model, **chat}))
+    if contract.invocations:
+        asked += [(contract.invocations, chat), (contract.invocations, text)]
+        asked.append((contract.invocations, {**chat, "thinking": False}))
+    answered = served.ask(
+        [{"method": "POST", "path": path, "body": body} for path, body in asked], timeout_s=contract.answer_s
+    )
+    for (path, _), answer in zip(asked, answered, strict=True):
+        if answer.status != 200:
+            said = f"answered {answer.status}" if answer.status else "did not answer"
+            return Check("answers", "fail", None, f"{path} {said}: {answer.text()}. {served.last_words()}")
+        answer.words()
+        if answer.tokens()[1] < 1:
+            return Check("answers", "fail", None, f"{path} answered without a token: {answer.text()}")
+    if contract.chat and contract.invocations:
+        place = 1 if contract.completions else 0
+        lengths = [answered[place].tokens()[0], answered[place + 1].tokens()[0]]
+        if lengths[0] != lengths[1]:
+            why = (
+                f"a chat is {lengths[0]} tokens on {contract.chat} and {lengths[1]} on {contract.invocations}: they "
+                "render it differently, so two tests would meet two models. Put the default into the chat template"
+            )
+            return Check("answers", "fail", lengths, why)
+    routes = ", ".join(dict.fromkeys(path for path, _ in asked))
+    return Check("answers", "pass", len(answered), f"real answers from {routes}")
 
 
 def check_manifest(served: Served, expected: bytes) -> Check:
@@ -114,47 +119,57 @@ def ask_greedy(
 ) -> Asked:
     """Ask all conversations that leave head-room, greedily, and note what the engine's counters did meanwhile.
 
-    Head-room: prompt + max_tokens + K + 1 within max_model_len; nearer to it vLLM drafts nothing for the whole batch
-    and counts that as rejected drafts.
+    A server that counts no tokens for us (/tokenize) is asked them all.
     """
     counts = served.ask([texts.tokenize(subject.model, messages) for messages in conversations])
-    lengths = [answer.json()["count"] for answer in counts]
-    room = subject.max_model_len - max_tokens - (subject.k or 0) - 1
-    asked = Asked(prompt_tokens=[length if length <= room else -1 for length in lengths])
+    lengths = [answer.count() if answer.status == 200 else 0 for answer in counts]
+    fits = [subject.room(length, max_tokens) >= max_tokens for length in lengths]
+    asked = Asked(prompt_tokens=[length if ok else -1 for length, ok in zip(lengths, fits, strict=True)])
     asked.requests = [
-        texts.chat(subject.model, messages, max_tokens=max_tokens)
-        for messages, length in zip(conversations, lengths, strict=True)
-        if length <= room
+        texts.chat(subject.model, messages, subject.chat_path, max_tokens=max_tokens)
+        for messages, ok in zip(conversations, fits, strict=True)
+        if ok
     ]
+    total, size = len(asked.requests), -(-len(asked.requests) // PARTS) or 1
     before = served.counters()
-    total = len(asked.requests)
-    asked.answers = served.ask(asked.requests, report=lambda done: report(done, total, "greedy answers"))
-    after = served.counters()
-    asked.counters = {key: after[key] - before.get(key, 0.0) for key in after}
+    for start in range(0, total, size):
+        asked.answers += served.ask(
+            asked.requests[start : start + size],
+            report=lambda done, start=start: report(start + done, total, "greedy answers"),  # type: ignore[misc]
+        )
+        after = served.counters()
+        asked.parts.append({key: after[key] - before.get(key, 0.0) for key in after})
+        before = after
     return asked
 
 
 def ask_to_the_end(served: Served, subject: Subject, asked: Asked) -> Asked:
     """Ask long multi-turn conversations whose answers run into max_model_len; keep those that did."""
+    limit = subject.max_model_len
+    if limit is None:
+        return Asked()
     turns = [
-        (request["body"]["messages"], text(answer), sum(usage(answer)))
+        (request["body"]["messages"], answer.words(), sum(answer.tokens()))
         for request, answer in zip(asked.requests, asked.answers, strict=True)
+        if answer.status == 200
     ]
-    candidates = texts.long_conversations(turns, subject.max_model_len, 80)
+    candidates = texts.long_conversations(turns, limit, 80) if turns else []
     counts = served.ask([texts.tokenize(subject.model, messages) for messages in candidates])
     fitting = [
-        (messages, answer.json()["count"])
+        messages
         for messages, answer in zip(candidates, counts, strict=True)
-        if subject.max_model_len - answer.json()["count"] in CUT_OFF_ROOM
+        if answer.status == 200 and limit - answer.count() in CUT_OFF_ROOM
     ]
     chosen = fitting[:: max(1, len(fitting) // 6)][:6]
     found = Asked()
     for ignore_eos in (False, True):
         if len(found.requests) >= MIN_CUT_OFF or not chosen:
             break
-        requests = [texts.chat(subject.model, messages, ignore_eos=ignore_eos) for messages, _ in chosen]
+        requests = [
+            texts.chat(subject.model, messages, subject.chat_path, ignore_eos=ignore_eos) for messages in chosen
+        ]
         for request, answer in zip(requests, served.ask(requests, concurrency=2), strict=True):
-            if answer.status != 200 or sum(usage(answer)) >= subject.max_model_len:
+            if answer.status != 200 or sum(answer.tokens()) >= limit:
                 found.requests.append(request)
                 found.answers.append(answer)
     return found
@@ -202,14 +217,17 @@ def difference(with_drafter: Answer, without: Answer) -> str | None:
     if with_drafter.status != 200 or without.status != 200:
         failed = with_drafter if with_drafter.status != 200 else without
         return f"status {failed.status}: {failed.text()}"
-    ours, theirs = token_ids(with_drafter), token_ids(without)
+    ours, theirs = with_drafter.token_ids(), without.token_ids()
     if ours == theirs:
         return None
     place = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
     if place is None:
         return f"{len(ours)} tokens against {len(theirs)}, the shorter a beginning of the longer"
-    top = without.json()["choices"][0]["logprobs"]["content"][place]["top_logprobs"]
-    logits = {int(entry["token"].removeprefix("token_id:")): float(entry["logprob"]) for entry in top}
+    top = without.part("choices", 0, "logprobs", "content", place, "top_logprobs")
+    try:
+        logits = {int(entry["token"].removeprefix("token_id:")): float(entry["logprob"]) for entry in top}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Unusable(f"log-probabilities of another shape: {error!r}") from error
     if ours[place] not in logits or theirs[place] not in logits:
         return f"token {place} is {ours[place]}, not one of the {len(logits)} highest without speculation"
     gap = bf16_steps(logits[ours[place]], logits[theirs[place]])
@@ -222,18 +240,67 @@ def bf16_steps(a: float, b: float) -> float:
     return 0.0 if largest == 0.0 else abs(a - b) / 2.0 ** (math.floor(math.log2(largest)) - 7)
 
 
-def check_acceptance(asked: Asked, replay: Sequence[Mapping[str, int]] | None) -> Check:
-    """Acceptance length (accepted + drafts) / drafts by the engine's counters, beside the replay's on the same prompts.
+def acceptance_length(counters: Mapping[str, float]) -> float | None:
+    """(accepted + drafts) / drafts; None when nothing was drafted."""
+    drafts = counters.get("drafts", 0.0)
+    return (counters.get("accepted", 0.0) + drafts) / drafts if drafts else None
+
+
+def half_width(parts: Sequence[Mapping[str, float]], length: float) -> float | None:
+    """Half of the 95 % interval of an acceptance length, from how its parts vary; None from fewer than PARTS."""
+    drafts = [part.get("drafts", 0.0) for part in parts]
+    if len(parts) < PARTS or not all(drafts):
+        return None
+    rests = [part["accepted"] - (length - 1) * number for part, number in zip(parts, drafts, strict=True)]
+    spread = math.sqrt(len(parts) / (len(parts) - 1) * sum(rest * rest for rest in rests))
+    return T_95 * spread / sum(drafts)
+
+
+def check_acceptance(
+    asked: Asked,
+    replay: Sequence[Mapping[str, int]] | None,
+    *,
+    floor: float | None = None,
+    subject: Subject | None = None,
+) -> Check:
+    """Acceptance length by the engine's counters: not 1.0, not below `floor`, and as the replay on the same prompts.
 
     `replay`: accepted and drafts for each conversation given to `ask_greedy`, in its order.
     """
-    drafts, accepted = asked.counters.get("drafts", 0.0), asked.counters.get("accepted", 0.0)
-    if not drafts:
+    counters = {key: sum(part.get(key, 0.0) for part in asked.parts) for key in ("drafts", "accepted")}
+    served = acceptance_length(counters)
+    if served is None:
+        if subject is not None and subject.drafts is None:
+            why = "/metrics shows no counters of speculation: whether it speculates cannot be told"
+            return Check("acceptance", "undecided", None, why)
         return Check("acceptance", "fail", None, "the engine counted no drafts: it does not speculate")
-    served = (accepted + drafts) / drafts
-    figure: dict[str, Any] = {"served": round(served, 4), "drafts": int(drafts), "prompts": len(asked.requests)}
-    if accepted == 0:
-        return Check("acceptance", "fail", figure, "not one draft token was accepted")
+    figure: dict[str, Any] = {
+        "served": round(served, 4),
+        "drafts": int(counters["drafts"]),
+        "prompts": len(asked.requests),
+    }
+    half = half_width(asked.parts, served)
+    if half is not None:
+        figure["95 %"] = f"± {half:.3f}"
+    if counters["accepted"] == 0:
+        return Check("acceptance", "fail", figure, "acceptance length is 1.0: not one draft token was accepted")
+    if served <= NO_GAIN:
+        enough = counters["drafts"] >= MIN_DRAFTS
+        why = f"acceptance length is 1.0 to {NO_GAIN}: the drafter's weights were not loaded, or not as they are meant"
+        return Check("acceptance", "fail" if enough else "undecided", figure, why)
+    if floor is not None:
+        figure["floor"] = floor
+        if served + (half or 0.0) < floor:
+            return Check("acceptance", "fail", figure, f"{served:.3f} is under the recipe's floor {floor:g}")
+    found = _against_replay(served, asked, replay, figure)
+    if floor is not None and served < floor and found.outcome == "pass":
+        return Check("acceptance", "undecided", figure, f"the floor {floor:g} lies inside the interval")
+    return found
+
+
+def _against_replay(
+    served: float, asked: Asked, replay: Sequence[Mapping[str, int]] | None, figure: dict[str, Any]
+) -> Check:
     if replay is None:
         return Check("acceptance", "pass", figure, "drafts are accepted; there is no replay to compare with")
     kept = [row for row, length in zip(replay, asked.prompt_tokens, strict=True) if length >= 0]
@@ -245,26 +312,3 @@ def check_acceptance(asked: Asked, replay: Sequence[Mapping[str, int]] | None) -
     figure["ratio"] = round(served / figure["replay"], 4)
     outcome = "pass" if abs(figure["ratio"] - 1) <= TOLERANCE else "fail"
     return Check("acceptance", outcome, figure, f"served against replay on the same prompts, {TOLERANCE:.0%} allowed")
-
-
-def run_pair(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
-    """Both at once; the first exception is raised when both have ended."""
-    with ThreadPoolExecutor(2) as pool:
-        futures = pool.submit(first), pool.submit(second)
-        return futures[0].result(), futures[1].result()
-
-
-def token_ids(answer: Answer) -> list[int]:
-    ids: list[int] = answer.json()["choices"][0]["token_ids"]
-    return ids
-
-
-def text(answer: Answer) -> str:
-    content: str = answer.json()["choices"][0]["message"]["content"] or ""
-    return content
-
-
-def usage(answer: Answer) -> tuple[int, int]:
-    """Prompt tokens and completion tokens."""
-    counted = answer.json()["usage"]
-    return counted["prompt_tokens"], counted["completion_tokens"]

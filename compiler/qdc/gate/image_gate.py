@@ -1,9 +1,8 @@
-"""`gate`: starts the very image that is to be uploaded and checks what only a running image can show.
+"""`gate`: runs a contract against the very artifact that is to be uploaded.
 
-    loads, starts, answers /ping in time, shows its own manifest, answers requests, gives the same greedy text with
-    and without speculation, accepts drafts as the replay said, fits the size limit
-
-Two containers without a network: the image as it is, and the same image with `serve --without-drafter`.
+First what its bytes alone show (nothing is started when that is wrong), then the image in a container engine as the
+harness starts it, then the same image without speculation, where a way to switch it off is known: for an image of qdc
+`serve --without-drafter`, for another what the user says. Every check is listed in report.py.
 """
 
 from __future__ import annotations
@@ -11,33 +10,47 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qdc.core.errors import COULD_NOT, WRONG_USE, QdcError
-from qdc.formats import oci
-from qdc.gate import checks, container, texts
-from qdc.gate.checks import Asked, Check, Subject
-from qdc.gate.served import Served
+from qdc.gate import artifact, configuration, container, contracts, memory, report
+from qdc.gate.container import Containers, NoEngine
+from qdc.gate.contracts import Contract, Subject
+from qdc.gate.report import Check
+from qdc.gate.running import Running
+from qdc.gate.served import Gone, Served
+from qdc.gate.steps import Report, Steps, Stop, words
+from qdc.gate.texts import Messages
 
-MANIFEST = "opt/qdc/manifest.json"
-IDS = ("engine", "loads", "size", "starts", "ping", "manifest", "answers", "acceptance", "lossless")
-Report = Callable[[int, int, str], None]
+PLACES = ("archive", "oci", "docker")
+OWN_PLAIN = ("serve", "--without-drafter")
+WITHOUT_ARGUMENT_S = 20.0
+CARD = "deploy.hardware"
 
 
 @dataclass(frozen=True)
 class Options:
-    """`ping_timeout_s`: for both servers to be ready. `max_tokens`: an answer's limit; the replay's own, where there
-    is one. `lossless_prompts`: how many are compared (at least 50 must leave head-room). `image_id`: refuse another.
+    """`contract`: for an image that names none. `start_s`, `answer_s`: instead of the contract's limits.
+
+    `max_tokens`: an answer's limit; the replay's own, where there is one. `lossless_prompts`: how many are compared (at
+    least 50 must leave head-room). `image_id`: refuse another. `floor`: least acceptance length. `plain`: the command
+    that starts the image without speculation, where qdc did not build it. `gpus`: whether the container gets the cards;
+    None lets the image say. `require`: claims (`path=value`) that the bytes must not refute.
     """
 
-    ping_timeout_s: float = 420.0
+    contract: str | None = None
+    start_s: float | None = None
+    answer_s: float | None = None
     max_tokens: int = 64
     lossless_prompts: int = 200
     image_id: str | None = None
+    floor: float | None = None
+    plain: tuple[str, ...] | None = None
+    gpus: bool | None = None
+    require: tuple[str, ...] = ()
 
 
 def silent(done: int, total: int, note: str) -> None:
@@ -51,195 +64,255 @@ def gate(
     options: Options | None = None,
     report: Report = silent,
 ) -> dict[str, Any]:
-    """The report on `image` (`archive:FILE` or `docker:NAME`): {image, checks: [{id, outcome, figure, why}]}.
+    """The report on `image` (`archive:FILE`, `oci:DIR` or `docker:NAME`).
 
-    `record`: its build record; another image ID than the record's is a failure. `prompts`: rows with `messages` and
-    the replay's `accepted` and `drafts`, or `replay` {label: {accepted, drafts}} (one label, or one with a
-    window); without them built-in prompts are asked and nothing is compared with a replay.
-    Raises QdcError (exit 2) only for an `image` that is neither; all else is an outcome.
+    {image: its ID or null, artifact, contract, checks: [{id, outcome, figure, why}]}. `record`: its build record;
+    another image ID than the record's is a failure. `prompts`: rows with `messages` and the replay's `accepted` and
+    `drafts`, or `replay` {label: {accepted, drafts}} (one label, or one with a window); without them built-in prompts
+    are asked and nothing is compared with a replay.
+    Raises QdcError for an `image` of no such form, a missing file and an unknown contract; all else is an outcome.
     """
-    run = _Run(image, record, prompts, options or Options(), report)
-    with contextlib.suppress(_Stop):
-        run.all()
-    return run.report_json()
+    options = options or Options()
+    evaluate = ((record or {}).get("recipe") or {}).get("evaluate") or {}
+    run = _Gate(image, record, options, report)
+    with contextlib.suppress(Stop):
+        run.all(list(prompts or []), options.floor or (evaluate.get("acceptance") or {}).get("floor"))
+    return run.answer()
 
 
-def exit_code(report: Mapping[str, Any]) -> int:
-    """0: all passed; 1: something failed; 3: nothing failed, but not everything could be decided."""
-    outcomes = {check["outcome"] for check in report["checks"]}
-    return 1 if "fail" in outcomes else 0 if outcomes == {"pass"} else 3
-
-
-class _Stop(Exception):
-    """No further check can run."""
-
-
-class _Run:
+class _Gate(Steps):
     """One gate: its checks in order; a failure that leaves nothing to ask stops it."""
 
-    def __init__(
-        self,
-        image: str,
-        record: Mapping[str, Any] | None,
-        prompts: Sequence[Mapping[str, Any]] | None,
-        options: Options,
-        report: Report,
-    ) -> None:
+    def __init__(self, image: str, record: Mapping[str, Any] | None, options: Options, report: Report) -> None:
+        super().__init__(report)
         self.place, _, self.name = image.partition(":")
-        if self.place not in ("archive", "docker") or not self.name:
-            raise QdcError(
-                "gate.image", f"{image!r} cannot be started", hint="archive:FILE or docker:NAME", exit_code=WRONG_USE
-            )
-        self.options, self.report, self.prompts = options, report, prompts
+        if self.place not in PLACES or not self.name:
+            hint = "archive:FILE, oci:DIR or docker:NAME"
+            raise QdcError("gate.image", f"{image!r} cannot be started", hint=hint, exit_code=WRONG_USE)
+        if self.place != "docker" and not Path(self.name).exists():
+            raise QdcError("image.missing", f"there is no {self.name}", exit_code=COULD_NOT)
+        self.contract: Contract = contracts.named(options.contract or contracts.DEFAULT)
+        self.shown, self.options = image, options
         self.expected_id = options.image_id or ((record or {}).get("image") or {}).get("id")
-        self.shown = image
-        self.checks: list[Check] = []
+        self.image_id: str | None = None
+        self.manifest: dict[str, Any] | None = None
+        self.subject = Subject()
+        self.gpus = False
 
-    def all(self) -> None:
-        with self._step("engine"):
-            self.engine = container.engine()
-            version = self.engine.version()["Version"]
-        self._done("engine", "pass", version, "the engine answers")
-        self._load()
-        self._size()
+    def all(self, prompts: Sequence[Mapping[str, Any]], floor: float | None) -> None:
+        replay = [_replayed(row) for row in prompts] or None
         with contextlib.ExitStack() as stack:
-            self._started(stack)
-            self._running()
+            self._open(stack)
+            self._before_start()
+            if self.engine is None:
+                self._engine()
+            self._device()
+            known = self._load()
+            python = configuration.find_python(self.artifact.image)
+            made = Containers(self.engine, known, python, self.contract.port, self.gpus)
+            stack.enter_context(made.removed())
+            self._serve(made, [row["messages"] for row in prompts], replay, floor)
 
-    def report_json(self) -> dict[str, Any]:
-        """The answer; a check that was not reached says why."""
-        found = {check.id: check for check in self.checks}
-        reason = next((c.why for c in self.checks if c.outcome in ("fail", "not-run")), "an earlier check did not end")
-        wanted = [id for id in IDS if id != "acceptance" or not self._drafts_nothing()]
+    def answer(self) -> dict[str, Any]:
+        without = frozenset({"acceptance"}) if self.subject.drafts is False else frozenset()
         return {
-            "image": self.shown,
-            "checks": [found.get(id, Check(id, "not-run", None, reason)).as_json() for id in wanted],
+            "image": self.image_id,
+            "artifact": self.shown,
+            "contract": self.contract.name,
+            "checks": [check.as_json() for check in report.complete(self.checks, without)],
         }
 
-    def _drafts_nothing(self) -> bool:
-        subject = getattr(self, "subject", None)
-        return subject is not None and subject.k is None
+    # Before anything starts
 
-    def _done(self, id: str, outcome: str, figure: Any, why: str) -> None:
-        self.checks.append(Check(id, outcome, figure, why))
-        self.report(len(self.checks), len(IDS), f"{id}: {outcome}")
-        if outcome == "fail" and id in ("loads", "starts", "ping"):
-            raise _Stop
-
-    @contextlib.contextmanager
-    def _step(self, id: str) -> Iterator[None]:
-        """What goes wrong inside is the outcome of check `id`, and the end; without an engine nothing has run."""
-        try:
-            yield
-        except QdcError as error:
-            text = f"{error.message} ({error.hint})" if error.hint else error.message
-            self.checks.append(Check(id, "not-run" if id == "engine" else "fail", None, text))
-            raise _Stop from error
-
-    def _load(self) -> None:
-        with self._step("loads"):
-            started = time.monotonic()
-            if self.place == "archive":
-                archive = Path(self.name)
-                if not archive.is_file():
-                    raise QdcError("gate.archive", f"there is no archive {archive}", exit_code=COULD_NOT)
-                read = oci.open_image(archive)
-                self.image_id, self.manifest_bytes = read.image_id, read.read(MANIFEST)
-                known = container.has_image(self.engine, self.image_id)
-                if not known:
-                    container.load(self.engine, archive, self.report)
-                    known = container.has_image(self.engine, self.image_id)
-                    if not known:
-                        raise QdcError("gate.loaded", f"the engine holds no {self.image_id} after loading", exit_code=4)
-            else:
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        path = Path(self.name)
+        if self.place == "docker":
+            self._engine()
+            with self.step("image"):
                 with container.docker_errors(f"looking for {self.name}"):
-                    self.image_id = self.engine.images.get(self.name).id
-                self.manifest_bytes = container.read_file(self.engine, self.image_id, MANIFEST)
-            self.manifest = json.loads(self.manifest_bytes)
-            self.subject = Subject.of(self.manifest)
-        self.shown = self.image_id
-        if self.expected_id and self.expected_id.removeprefix("sha256:") != self.image_id.removeprefix("sha256:"):
-            self._done("loads", "fail", self.image_id, f"the build made {self.expected_id}, this is another image")
-        self._done("loads", "pass", round(time.monotonic() - started, 1), f"the engine holds {self.image_id}")
+                    self.engine.images.get(self.name)
+                path = stack.enter_context(artifact.saved(self.engine, self.name, self.report))
+        with self.step("image"):
+            self.artifact = artifact.open_artifact(path, self.shown)
+            self.image_id = self.artifact.image.image_id
+            if self.artifact.manifest is not None:
+                self.manifest = _object(self.artifact.manifest)
+                self.contract = contracts.of_manifest(self.manifest)
+                self.subject = Subject.of(self.manifest)
+        if self.options.contract is not None:
+            self.contract = contracts.named(self.options.contract)
+        self.contract = self.contract.limited(self.options.start_s, self.options.answer_s)
+        if self.manifest is None:
+            self.subject = Subject(chat_path=self.contract.chat_path)
 
-    def _size(self) -> None:
-        limit = ((self.manifest["recipe"].get("deploy") or {}).get("size_limit")) or None
-        with self._step("size"):
-            if limit is None:
-                self._done("size", "pass", None, "the recipe sets no limit")
-                return
-            size = Path(self.name).stat().st_size if self.place == "archive" else self._saved()
-            allowed, of = int(float(limit["bytes"])), limit["of"]
-            if of == "docker-save-gzip" and size > allowed:
-                size = self._compressed()
-            outcome = "pass" if size <= allowed else "fail"
-            self._done("size", outcome, size, f"{size / 1e9:.3f} GB of {allowed / 1e9:.3f} GB allowed ({of})")
+    def _before_start(self) -> None:
+        image, contract = self.artifact.image, self.contract
+        with self.step("image"):
+            self.report(0, 0, "reading every layer")
+            whole, said = artifact.audited(self.artifact, self.expected_id, self._required())
+            self.done(whole)
+        self.check("size", lambda: artifact.check_size(self.artifact, contract, self.report))
+        self.check("layers", lambda: configuration.check_layers(image))
+        self.check("architecture", lambda: configuration.check_architecture(image, contract))
+        self.check("entrypoint", lambda: configuration.check_entrypoint(image, contract))
+        self.check("environment", lambda: configuration.check_environment(image))
+        self.done(said)
+        if self.failed:
+            raise Stop
 
-    def _saved(self) -> int:
-        return container.saved_size(self.engine, self.image_id, self.report)
+    def _required(self) -> tuple[str, ...]:
+        """Claims to hold against the bytes: the user's, and the contract's card for an image that names none."""
+        card, asked = self.contract.card, self.options.require
+        said = self.manifest is not None or any(text.startswith(f"{CARD}=") for text in asked)
+        if said or card is None or not configuration.wants_gpu(self.artifact.image):
+            return asked
+        return (*asked, f"{CARD}={card}")
 
-    def _compressed(self) -> int:
-        """The size of `docker save | gzip`."""
-        state, size = zlib.compressobj(6, wbits=31), 0
-        with container.docker_errors("saving the image"):
-            for chunk in self.engine.images.get(self.image_id).save():
-                size += len(state.compress(chunk))
-        return size + len(state.flush())
+    # In the engine
 
-    def _started(self, stack: contextlib.ExitStack) -> None:
-        """Both servers, started at once (their start is mostly one thread's work) and ready."""
-        with self._step("starts"):
-            start = time.monotonic()
-            self.served = stack.enter_context(container.serve(self.engine, self.image_id, ["serve"]))
-            self.plain: Served | None = None
-            if self.subject.k is not None:
-                plain = container.serve(self.engine, self.image_id, ["serve", "--without-drafter"])
-                self.plain = stack.enter_context(plain)
-        self._done("starts", "pass", round(time.monotonic() - start, 1), "with `serve`, without a network")
-        with self._step("ping"):
-            limit = self.options.ping_timeout_s
-            waited = self.served.wait_ready(self.subject.ping, limit, self._waiting)
-            self._done("ping", "pass", round(waited, 1), f"{self.subject.ping} answers 200 after a real completion")
+    def _engine(self) -> None:
+        with self.step("engine"):
+            self.engine = container.engine()
+            with container.docker_errors("asking the engine"):
+                version = self.engine.version()["Version"]
+        self.done(Check("engine", "pass", version, "the engine answers"))
 
-    def _waiting(self, waited: float, why: str) -> None:
-        self.report(int(waited), int(self.options.ping_timeout_s), f"waiting for {self.subject.ping}: {why}")
-
-    def _running(self) -> None:
-        with self._step("manifest"):
-            self.checks.append(checks.check_manifest(self.served, self.manifest_bytes))
-        with self._step("answers"):
-            self.checks.append(checks.check_answers(self.served, self.subject))
-        if self.plain is None:
-            why = "no drafter: there is no speculation to compare with"
-            self._done("lossless", "pass", None, why)
+    def _device(self) -> None:
+        """A GPU image needs an engine with a card; another card than the recipe's decides nothing about that one."""
+        hardware = ((self.manifest or {}).get("recipe") or {}).get("deploy", {}).get("hardware")
+        wanted = configuration.wants_gpu(self.artifact.image) if hardware is None else hardware != "cpu"
+        self.gpus = wanted if self.options.gpus is None else self.options.gpus
+        if not self.gpus:
+            self.done(Check("device", "pass", hardware or "cpu", "no card is asked for"))
             return
-        rows = list(self.prompts or [])
-        conversations = [row["messages"] for row in rows]
-        if len(rows) < self.options.lossless_prompts:
-            conversations += texts.built_in(self.options.lossless_prompts - len(rows))
-        with self._step("acceptance"):
-            asked = checks.ask_greedy(
-                self.served,
-                self.subject,
-                conversations[: len(rows)] or conversations,
-                self.options.max_tokens,
-                self.report,
-            )
-            replay = [_replayed(row) for row in rows] if rows else None
-            self.checks.append(checks.check_acceptance(asked, replay))
-        with self._step("lossless"):
-            self._lossless(asked, conversations[len(rows) :] if rows else [])
+        card = memory.card_memory()
+        with self.step("device"), container.docker_errors("asking the engine"):
+            if "nvidia" not in (self.engine.info().get("Runtimes") or {}) and card is None:
+                why = f"the image is built for {hardware or 'an NVIDIA card'}, and the engine offers none"
+                raise NoEngine("gate.device", f"{why}: nothing that starts it was run", exit_code=COULD_NOT)
+        name = card[0] if card else None
+        if hardware is None or name is None or hardware.lower() in name.lower():
+            self.done(Check("device", "pass", name, "the container gets the cards"))
+        else:
+            why = f"the recipe is for {hardware}: what runs on {name} may not run, or not as fast, there"
+            self.done(Check("device", "undecided", name, why))
 
-    def _lossless(self, asked: Asked, more: Sequence[texts.Messages]) -> None:
-        assert self.plain is not None
-        if more:
-            extra = checks.ask_greedy(self.served, self.subject, more, self.options.max_tokens, self.report)
-            asked = Asked([*asked.requests, *extra.requests], [*asked.answers, *extra.answers])
-        wanted = self.options.lossless_prompts
-        asked = Asked(asked.requests[:wanted], asked.answers[:wanted])
-        cut_off = checks.ask_to_the_end(self.served, self.subject, asked)
-        self.plain.wait_ready(self.subject.ping, self.options.ping_timeout_s, self._waiting)
-        self.checks.append(checks.check_lossless(self.plain, asked, cut_off, self.report))
+    def _load(self) -> str:
+        image, started = self.artifact.image, time.monotonic()
+        names = [self.name] if self.place == "docker" else []
+        with self.step("loads"):
+            known = container.held(self.engine, image.image_id, image.diff_ids, names)
+            why = f"the engine holds {image.image_id} already"
+            if known is None:
+                said = container.load(self.engine, self._chunks(), self.shown)
+                known = container.held(self.engine, image.image_id, image.diff_ids, said)
+                why = f"the engine took it and holds {image.image_id}"
+            if known is None:
+                why = f"the engine holds no {image.image_id} after loading"
+                raise QdcError("gate.loaded", why, exit_code=COULD_NOT)
+        self.done(Check("loads", "pass", round(time.monotonic() - started, 1), why))
+        return known
+
+    def _chunks(self) -> Iterator[bytes]:
+        total = self.artifact.path.stat().st_size if self.artifact.is_file else 0
+        done = 0
+        for chunk in artifact.archive_chunks(self.artifact):
+            done += len(chunk)
+            self.report(done >> 20, total >> 20, "MiB loaded")
+            yield chunk
+
+    def _serve(
+        self,
+        made: Containers,
+        conversations: Sequence[Messages],
+        replay: Sequence[Mapping[str, int]] | None,
+        floor: float | None,
+    ) -> None:
+        """Both servers at once where they do not share a card (a start is mostly one thread's work)."""
+        command = self._plain_command()
+        with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+            served = self._start(made, first)
+            run = Running(
+                self, served, self.contract, self.subject, command is not None, conversations, replay, floor,
+                self.options.max_tokens, self.options.lossless_prompts,
+            )  # fmt: skip
+            plain: Served | None = None
+            if command is not None and not self.gpus:
+                with self.step("lossless", stop=False):
+                    plain = second.enter_context(made.serve(command))
+            self._ping(made, run)
+            with memory.watched(served.pid) as seen:
+                run.answers(self.artifact.manifest)
+                run.speculation()
+                if plain is not None:
+                    with self.step("lossless", stop=False):
+                        run.ready(plain)
+                run.use()
+                self.check("memory", lambda: memory.check_memory(seen, self._machine_memory(), self.gpus))
+            if command is not None and self.gpus and not self.has("lossless"):
+                first.close()
+                with self.step("lossless"):
+                    plain = second.enter_context(made.serve(command))
+                    run.ready(plain)
+            run.compare(plain)
+
+    def _plain_command(self) -> tuple[str, ...] | None:
+        """How the image starts without speculation, if that is known and there is any."""
+        if self.manifest is not None:
+            return OWN_PLAIN if self.subject.drafts else None
+        return self.options.plain
+
+    def _start(self, made: Containers, stack: contextlib.ExitStack) -> Served:
+        started = time.monotonic()
+        with self.step("starts"):
+            try:
+                served = stack.enter_context(made.serve(self.contract.command))
+            except NoEngine:
+                raise
+            except QdcError as error:
+                raise QdcError(error.id, self._without_argument(made, words(error)), exit_code=COULD_NOT) from error
+        command = " ".join(self.contract.command) or "its own command"
+        network = "" if made.publishes else ", without a network"
+        self.done(Check("starts", "pass", round(time.monotonic() - started, 1), f"with `{command}`{network}"))
+        return served
+
+    def _ping(self, made: Containers, run: Running) -> None:
+        with self.step("ping"):
+            try:
+                waited = run.ready(run.served)
+            except Gone as error:
+                if self.away():
+                    raise
+                raise QdcError(error.id, self._without_argument(made, words(error)), exit_code=COULD_NOT) from error
+        why = f"{self.contract.ping} answers 200, {self.contract.start_s:g} s allowed"
+        self.done(Check("ping", "pass", round(waited, 1), why))
+
+    def _without_argument(self, made: Containers, why: str) -> str:
+        """`why`, and whether the image serves when it is started without the contract's argument."""
+        if not self.contract.command:
+            return why
+        with contextlib.suppress(QdcError), made.serve(()) as served:
+            served.wait_ready(self.contract.ping, WITHOUT_ARGUMENT_S, lambda waited, said: None)
+            argument = " ".join(self.contract.command)
+            return f"it serves without an argument, and not with `{argument}`, which its entrypoint ignores. {why}"
+        return why
+
+    def _machine_memory(self) -> int | None:
+        """Bytes of the contract's machine or of the engine's, the smaller."""
+        found = [self.contract.memory_bytes]
+        with contextlib.suppress(QdcError), container.docker_errors("asking the engine"):
+            found.append(int(self.engine.info().get("MemTotal") or 0))
+        return min((value for value in found if value), default=None)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise QdcError("gate.manifest", f"the manifest in the image is not JSON: {error}", exit_code=4) from error
+    if not isinstance(value, dict):
+        raise QdcError("gate.manifest", "the manifest in the image is no JSON object", exit_code=COULD_NOT)
+    return value
 
 
 def _replayed(row: Mapping[str, Any]) -> Mapping[str, int]:

@@ -10,6 +10,7 @@ from itertools import count, product
 from typing import Any
 
 Messages = list[dict[str, str]]
+CHAT = "/v1/chat/completions"
 
 _WHO = ("Ann", "Ben", "Eva", "Tom", "Lea", "Max")
 _WHAT = ("apples", "books", "coins", "stamps", "eggs")
@@ -37,10 +38,30 @@ def built_in(wanted: int) -> list[Messages]:
     raise AssertionError("unreachable")
 
 
-def chat(model: str, messages: Messages, **more: Any) -> dict[str, Any]:
+_LONG = (
+    "Find all whole numbers n from 1 to {n} for which n * n + n + {a} is divisible by {b}. Explain each step.",
+    "How many ways are there to write {n} as a sum of two primes? List them, and explain each step.",
+    "{a} people share {n} coins so that each has at least {b}. In how many ways can they? Explain each step.",
+    "A train travels {n} km, the first {a} km at {b} km/h, the rest twice as fast. How long does it take? Explain.",
+)
+
+
+def long_answers(wanted: int) -> list[Messages]:
+    """`wanted` different questions that take a long answer, always the same ones."""
+    asks = (
+        _LONG[number % len(_LONG)].format(n=90 + 7 * number, a=3 + number, b=5 + number) for number in range(wanted)
+    )
+    return [[{"role": "user", "content": ask}] for ask in asks]
+
+
+def chat(model: str | None, messages: Messages, path: str = CHAT, **more: Any) -> dict[str, Any]:
     """A greedy chat request that answers with token IDs. Without `max_tokens` it may run to the context's end."""
-    body = {"model": model, "messages": messages, "temperature": 0.0, "return_token_ids": True, **more}
-    return {"method": "POST", "path": "/v1/chat/completions", "body": body}
+    body = {"messages": messages, "temperature": 0.0, "return_token_ids": True, **more}
+    return {"method": "POST", "path": path, "body": {**_named(model), **body}}
+
+
+def _named(model: str | None) -> dict[str, Any]:
+    return {} if model is None else {"model": model}
 
 
 def with_logits(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,9 +70,9 @@ def with_logits(request: Mapping[str, Any]) -> dict[str, Any]:
     return {**request, "body": {**request["body"], **more}}
 
 
-def tokenize(model: str, messages: Messages) -> dict[str, Any]:
+def tokenize(model: str | None, messages: Messages) -> dict[str, Any]:
     """A request for the number of prompt tokens of `messages`."""
-    return {"method": "POST", "path": "/tokenize", "body": {"model": model, "messages": messages}}
+    return {"method": "POST", "path": "/tokenize", "body": {**_named(model), "messages": messages}}
 
 
 def long_conversations(turns: Sequence[tuple[Messages, str, int]], limit: int, variants: int) -> list[Messages]:

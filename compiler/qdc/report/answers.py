@@ -148,7 +148,9 @@ class Check(Closed):
 
 
 class Gate(Answer):
-    image: Any
+    image: ImageId | None = Field(description="null where it is no image")
+    artifact: str = Field(description="what was gated, as it was named")
+    contract: str
     checks: list[Check]
 
 

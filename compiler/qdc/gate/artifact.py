@@ -1,0 +1,190 @@
+"""The artifact that is to be uploaded: opened for reading, weighed, audited, and as the bytes that an engine loads.
+
+A file (`docker save`, also gzip), an OCI layout, or an image of the engine (read through `docker save`). Nothing of
+it is unpacked or executed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qdc.audit.audit import audit
+from qdc.core import canonical
+from qdc.core.errors import COULD_NOT, QdcError
+from qdc.formats import oci, ranges
+from qdc.formats.oci import Image
+from qdc.gate.contracts import Contract
+from qdc.gate.report import Check
+
+MANIFEST = "opt/qdc/manifest.json"
+BLOCK = 512
+Report = Callable[[int, int, str], None]
+
+
+@dataclass
+class Artifact:
+    """`path`: a file or an OCI layout; `shown`: as the user named it; `manifest`: the content manifest's bytes."""
+
+    shown: str
+    path: Path
+    image: Image
+    manifest: bytes | None
+
+    @property
+    def is_file(self) -> bool:
+        return self.path.is_file()
+
+
+def open_artifact(path: Path, shown: str) -> Artifact:
+    """Raises QdcError `image.*`, `tar.*` or `bytes.*` when it is no image, or not a whole one."""
+    image = oci.open_image(path, shown=shown)
+    if len(image.diff_ids) != len(image.layers):
+        why = f"its configuration names {len(image.diff_ids)} layers, {len(image.layers)} are there"
+        raise QdcError("image.layers", why, exit_code=COULD_NOT)
+    image.files()
+    return Artifact(shown, path, image, image.read(MANIFEST) if image.find(MANIFEST) else None)
+
+
+@contextlib.contextmanager
+def saved(engine: Any, name: str, report: Report) -> Iterator[Path]:
+    """`docker save NAME` in a temporary file."""
+    from qdc.gate.container import docker_errors
+
+    with tempfile.TemporaryDirectory(prefix="qdc-gate-") as folder:
+        archive, done = Path(folder, "image.tar"), 0
+        with docker_errors(f"saving {name}"), archive.open("wb") as stream:
+            for chunk in engine.images.get(name).save(named=True):
+                stream.write(chunk)
+                done += len(chunk)
+                report(done >> 20, 0, "MiB saved")
+        yield archive
+
+
+def check_size(artifact: Artifact, contract: Contract, report: Report) -> Check:
+    """What the contract weighs, against its limit. A compressed size is measured only where it could be too large."""
+    limit = contract.size_limit
+    raw = _raw_size(artifact)
+    if limit is None:
+        return Check("size", "pass", raw, f"{raw / 1e9:.3f} GB as `docker save` writes it; the contract sets no limit")
+    allowed, of = int(float(limit["bytes"])), limit["of"]
+    size, said = raw, of
+    if of == "docker-save-gzip":
+        if artifact.is_file and artifact.path.stat().st_size < raw:
+            size = artifact.path.stat().st_size
+        elif raw > allowed:
+            size = _compressed(artifact, allowed, report)
+        else:
+            said = f"{of}: less than this, which is the archive before compression"
+    more = " at least" if size > allowed and of == "docker-save-gzip" and not artifact.is_file else ""
+    why = f"{size / 1e9:.3f} GB{more} of {allowed / 1e9:.3f} GB allowed ({said})"
+    return Check("size", "pass" if size <= allowed else "fail", size, why)
+
+
+def _raw_size(artifact: Artifact) -> int:
+    """Bytes of the uncompressed archive."""
+    if artifact.is_file:
+        source = ranges.FileRange(artifact.path)
+        zipped = source.size >= 2 and source.read(0, 2) == b"\x1f\x8b"
+        return ranges.GzipRange(source, artifact.path.name).size if zipped else source.size
+    return sum(len(chunk) if isinstance(chunk, bytes) else chunk for chunk in _parts(artifact.image, unpacked=True))
+
+
+def _compressed(artifact: Artifact, enough: int, report: Report) -> int:
+    """Bytes of the archive under gzip's usual level; stops once they are more than `enough`."""
+    state, size, done = zlib.compressobj(6, wbits=31), 0, 0
+    for chunk in archive_chunks(artifact):
+        size += len(state.compress(chunk))
+        done += len(chunk)
+        report(done >> 20, 0, "MiB compressed, to weigh it")
+        if size > enough:
+            return size
+    return size + len(state.flush())
+
+
+def archive_chunks(artifact: Artifact) -> Iterator[bytes]:
+    """The bytes for `docker load`: the file itself, or an archive made of the layout's own blobs."""
+    if artifact.is_file:
+        yield from ranges.chunks(ranges.FileRange(artifact.path))
+        return
+    for part in _parts(artifact.image, unpacked=False):
+        assert isinstance(part, bytes)
+        yield part
+
+
+def _parts(image: Image, *, unpacked: bool) -> Iterator[bytes | int]:
+    """A `docker save` archive of `image`, piece by piece; with `unpacked`, each layer's uncompressed size instead."""
+    names = [f"{number:03}/layer.tar" for number in range(len(image.layers))]
+    config = f"{image.image_id.removeprefix('sha256:')}.json"
+    tags = [tag for tag in image.tags if ":" in tag]
+    listing = canonical.dumps([{"Config": config, "RepoTags": tags or None, "Layers": names}])
+    for name, data in ((config, image.config_bytes), ("manifest.json", listing)):
+        yield from (_header(name, len(data)), data, bytes(-len(data) % BLOCK))
+    for name, layer in zip(names, image.layers, strict=True):
+        content = layer.content if unpacked else layer.blob
+        yield _header(name, content.size)
+        if unpacked:
+            yield content.size
+        else:
+            yield from ranges.chunks(content)
+        yield bytes(-content.size % BLOCK)
+    yield bytes(2 * BLOCK)
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+def audited(artifact: Artifact, expect: str | None, require: tuple[str, ...] = ()) -> tuple[Check, Check]:
+    """Checks `image` and `claims`: the audit's verdicts on the image's own bytes and on what is said of it."""
+    report = audit(artifact.image, expect=expect, require=require)
+    own = [row for row in report["verdicts"] if row["claim"].startswith("image.")]
+    said = [row for row in report["verdicts"] if not row["claim"].startswith("image.") or row["claim"] == "image.tag"]
+    own = [row for row in own if row["claim"] != "image.tag"]
+    wrong = [row for row in own if row["verdict"] == "refuted"]
+    size = len(artifact.image.layers)
+    if wrong:
+        whole = Check("image", "fail", artifact.image.image_id, "; ".join(map(_words, wrong[:3])))
+    else:
+        whole = Check("image", "pass", artifact.image.image_id, f"{size} layers, each with the digest that names it")
+    return whole, _claims(said)
+
+
+def _claims(rows: list[Mapping[str, Any]]) -> Check:
+    counts = {word: sum(row["verdict"] == word for row in rows) for word in ("proved", "refuted", "recorded", "unread")}
+    wrong = [row for row in rows if row["verdict"] == "refuted"]
+    unread = [row for row in rows if row["verdict"] == "unread"]
+    if wrong:
+        return Check("claims", "fail", counts, "; ".join(map(_words, wrong[:3])))
+    if unread:
+        return Check(
+            "claims", "undecided", counts, f"cannot be told from the bytes: {'; '.join(map(_words, unread[:3]))}"
+        )
+    if not counts["proved"]:
+        return Check("claims", "undecided", counts, "neither tag nor labels nor a manifest say what it serves")
+    return Check("claims", "pass", counts, "what tag, labels and manifest say is what the bytes are")
+
+
+def _words(row: Mapping[str, Any]) -> str:
+    """A verdict in one line: the claim and what speaks against it."""
+    texts = [item["text"] for item in row["evidence"] if item.get("text")]
+    against = [text for text in texts if " claims " in text] or texts[-1:]
+    return f"{row['claim']}: {'; '.join(against[:2])}" if against else str(row["claim"])
+
+
+def given_path(text: str) -> tuple[str, str] | None:
+    """(place, name) for the path of a file or an OCI layout given as such; None for anything else."""
+    path = Path(text)
+    if path.suffix in (".yaml", ".yml"):
+        return None
+    if path.is_file():
+        return "archive", text
+    return ("oci", text) if (path / "oci-layout").is_file() else None
