@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qdc.cli.common import answer, note, open_store, parser
+from qdc.cli.common import add_executor, answer, note, open_store, parser
 from qdc.cli.progress import listener
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.graph.plan import Stage
@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> int:
     options.add_argument(
         "--remote", metavar="URL", help="fetch outputs that this store has (default: QDC_REMOTE; `none`: do not)"
     )
+    add_executor(options)
     given = options.parse_args(arguments)
     store = open_store(given.store, given.recipe)
     with in_use(store.root, lambda: note("waiting for `qdc store gc` to end")):
@@ -47,7 +48,7 @@ def _build(given: argparse.Namespace, store: Store) -> int:
 
     only = _needed(read.instances, given.until) if given.until else None
     shown = listener(given.quiet)
-    asked = replace(settings(), remote=remote(given.remote))
+    asked = replace(settings(given.executor, given.address), remote=remote(given.remote))
 
     def before(stage: Stage) -> None:
         require_bytes(read, given.recipe, store, [stage])
