@@ -1,8 +1,8 @@
 """Who runs a stage, of all that share a remote: one file a key there, made by one, renewed while the stage runs.
 
-`leases/<key>.json`: {holder, beat}. Whoever finds one watches it: a beat that stands still for `LOST_S` by the watcher's
-own clock belongs to a runner that has ended, and its lease may be taken. A holder is a store (its builds hold its own
-locks), so that a build that is started again need not wait for itself.
+`leases/<key>.json`: {holder, beat}. Whoever finds one watches it: a beat that stands still for `LOST_S` on the watcher's
+clock is of a runner that has ended, and its lease may be taken. A holder is a store (whose own locks keep its builds
+apart), so that a build that is started again need not wait for itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The executor that runs training stages on a Ray cluster; the driver is `run.build`, as for any other.
 
 Each stage has a thread here: it pushes inputs that only this store has, starts the task, starts it again where its node
-or worker was lost, and fetches the output. Stages of the compiler's own environment (layers, image) run on this machine:
-they only describe what the build's store must hold anyway. Tasks end with the build; what they had begun stays.
+or worker was lost, and fetches the output. Stages of the compiler's own environment (layers, image) run on this
+machine: they only describe what the build's store must hold anyway. Tasks end with the build; what they began stays.
 """
 
 from __future__ import annotations
