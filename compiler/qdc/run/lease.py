@@ -1,6 +1,6 @@
 """Who runs a stage, of all that share a remote: one file a key there, made by one, renewed while the stage runs.
 
-`leases/<key>.json`: {holder, beat}. Whoever finds one watches it: a beat that stands still for `LOST_S` on the watcher's
+`leases/<key>.json`: {holder, beat}. Whoever finds one watches it: a beat that stands still for `LOST_S` on that
 clock is of a runner that has ended, and its lease may be taken. A holder is a store (whose own locks keep its builds
 apart), so that a build that is started again need not wait for itself.
 """

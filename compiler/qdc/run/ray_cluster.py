@@ -80,6 +80,7 @@ def reach(address: str) -> None:
 def join(cluster: Cluster) -> tuple[Any, str]:
     """Connect this process to the cluster, or to one of its own on this machine; returns ray and the head's address."""
     ray = load(cluster)
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
     if cluster.address is not None:
         reach(cluster.address)
     given: dict[str, Any] = {"address": cluster.address or "local", "namespace": "qdc", "log_to_driver": False}
@@ -89,7 +90,7 @@ def join(cluster: Cluster) -> tuple[Any, str]:
 
     def connect() -> None:
         try:
-            ray.init(**given, logging_level=logging.CRITICAL)
+            ray.init(**given, configure_logging=False)
         except BaseException as error:
             failed.append(error)
 

@@ -52,9 +52,7 @@ def variants(sets: Sequence[str]) -> list[Variant]:
     for _, _, found in given:
         count *= len(found)
     if count > MOST:
-        raise QdcError(
-            "sweep.many", f"these are {count} variants; a sweep has {MOST} at most", hint="sweep fewer values"
-        )
+        raise QdcError("sweep.many", f"these are {count} variants, and {MOST} is the most", hint="sweep fewer values")
     several = {name for name, _, found in given if len(found) > 1}
     made = []
     for number, chosen in enumerate(itertools.product(*(found for _, _, found in given)), 1):
@@ -101,11 +99,10 @@ def _quoted(text: str, start: int, name: str) -> int:
     """Where the quotes end that begin at `start`."""
     mark, position = text[start], start + 1
     while position < len(text):
-        if (mark == '"' and text[position] == "\\") or (
-            text[position] == mark and text[position + 1 : position + 2] == mark == "'"
-        ):
+        pair = text[position : position + 2]
+        if (mark == '"' and pair[0] == "\\") or (mark == "'" and pair == "''"):
             position += 1
-        elif text[position] == mark:
+        elif pair[0] == mark:
             return position
         position += 1
     raise QdcError("sweep.value", f"`--set {name}={text}`: a {mark} is missing", hint="quotes come in pairs")
