@@ -30,6 +30,7 @@ _HINT = "--address HOST:PORT, QDC_RAY_ADDRESS or `ray: {address: ...}` in config
 def load(cluster: Cluster) -> Any:
     """The package ray, which takes its settings when it is imported. Raises QdcError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if cluster.address is None or place(cluster.address)[0] in LOOPBACK:
         # Ray takes this machine's outer address for itself, unless it is told that there is no cluster.
@@ -154,6 +155,8 @@ def compare(ray: Any) -> None:
         name = node["NodeManagerHostname"] + f" ({node['NodeManagerAddress']})"
         try:
             said = ray.get(answer, timeout=ANSWER_S)
+        except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError):
+            continue  # It has gone since; the stages will not find it either.
         except ray.exceptions.RayError as error:
             wrong.append(f"{name} does not answer: {_words(error)}")
             continue

@@ -83,7 +83,7 @@ class Ray:
         self.board: Any = None
         self.function: Any = None
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._taking = threading.Lock()
+        self._taking, self._over = threading.Lock(), threading.Event()
         self._there: set[str] = set()
         self._looked = self._answered = self._able = time.monotonic()
 
@@ -166,6 +166,8 @@ class Ray:
             waiting = [task.reference for task in self.tasks.values() if task.reference is not None]
             if waiting:
                 self.ray.wait(waiting, num_returns=len(waiting), timeout=4.0)
+        with self._taking:
+            self._over.set()
         self.ray.shutdown()
 
     # What runs
@@ -264,13 +266,14 @@ class Ray:
     def _pump(self) -> None:
         """Take what tasks say, as long as there is a cluster."""
         with contextlib.suppress(Exception):
-            while True:
-                time.sleep(HEAR_S)
+            while not self._over.wait(HEAR_S):
                 self._take()
 
     def _take(self) -> None:
         """Take what the board has. One thread at a time, so that nothing comes after the end of its stage."""
         with self._taking:
+            if self._over.is_set():
+                return
             for row in self.ray.get(self.board.heard.remote()):
                 self._events.put(row)
 
