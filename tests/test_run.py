@@ -16,7 +16,6 @@ import pytest
 import small_store
 
 from qdc.cli import main
-from qdc.cli.build import _same_build
 from qdc.cli.progress import Quiet
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_bytes
@@ -26,6 +25,7 @@ from qdc.graph.signature import package_signature
 from qdc.run import process
 from qdc.run.build import Build, Ran, artifact_json
 from qdc.run.front import Front, front
+from qdc.run.outcome import same_build
 from qdc.run.records import add_measurements
 from qdc.run.references import refer
 from qdc.run.settings import Settings, settings
@@ -249,9 +249,9 @@ def test_a_build_is_the_latest_one_only_if_all_its_outputs_are(tmp_path: Path) -
     def now(evaluation: str) -> list[Ran]:
         return [Ran("image", False, 0.0, "1"), Ran("evaluate:target", False, 0.0, evaluation)]
 
-    assert _same_build(store, file, recipe, image, now("2")) == "b"
-    assert _same_build(store, file, recipe, image, now("3")) is None
-    assert _same_build(store, file, {"name": "y"}, image, now("2")) is None
+    assert same_build(store, file, recipe, image, now("2")) == "b"
+    assert same_build(store, file, recipe, image, now("3")) is None
+    assert same_build(store, file, {"name": "y"}, image, now("2")) is None
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ VERBS = {
     "lock": "resolve every source to file digests beside the recipe, and fetch it",
     "plan": "say what a build would run, and why",
     "build": "run what is stale and name the image",
+    "sweep": "build many variants of a recipe, what they share once, and compare them",
     "why": "say why a stage is fresh, stale or waiting",
     "show": "print a recipe, manifest, build record or the list of builds",
     "keep": "let an earlier output stand after a refactoring, with a reason",

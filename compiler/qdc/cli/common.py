@@ -47,6 +47,18 @@ def parser(verb: str, about: str, *, sets: bool = False) -> Parser:
     return result
 
 
+def add_executor(options: Parser) -> None:
+    """The options that say where stages run."""
+    options.add_argument(
+        "--executor", metavar="WHERE", help="local, or ray: training stages on a cluster (default: QDC_EXECUTOR)"
+    )
+    options.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="the cluster's head (default: QDC_RAY_ADDRESS; none: one of its own here)",
+    )
+
+
 def open_store(option: str | None, near: Path | None = None) -> Store:
     """The store: the option, QDC_STORE, the nearest `artifacts` folder above the recipe, or one beside it."""
     from qdc.store.store import Store

@@ -59,7 +59,7 @@ def _predictions(read: Front, made: Plan, store: Store) -> Predictions:
 
     known = Past()
     if store.builds():
-        from qdc.run.build import hardware
+        from qdc.run.machine import hardware
 
         known = past(store, read.recipe, hardware())
     return predict(

@@ -27,7 +27,8 @@ class Context:
 
     `params`: JSON values, resolved (no defaults are left to the stage). `output`: an empty folder.
     `partial`: a folder that survives a failed or killed attempt and is offered again to the same key only.
-    `threads`: CPU threads the stage may use (an execution detail, never in a key).
+    `threads`: CPU threads the stage may use (an execution detail, never in a key). `rank` of `processes`: which of the
+    processes of one training this is (torchrun's); rank 0 alone reports and writes the output.
     """
 
     inputs: dict[str, Path]
@@ -37,6 +38,8 @@ class Context:
     partial: Path
     threads: int = 1
     report: Report = field(default=silent)
+    rank: int = 0
+    processes: int = 1
 
     def pass_on(self, file: Path) -> None:
         """Put a file of an input into the output as it is: a link, which is published as the same object."""

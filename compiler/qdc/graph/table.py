@@ -15,7 +15,8 @@ Determinism = Literal["exact", "seeded", "sampled", "imported"]
 class Kind:
     """`packages`: locked packages whose versions matter to the output. `data`: files beside the code that matter
     (globs below the package). `lane`: "compute" stages run a few at a time, "io" stages beside them. `makes`: files
-    and folders that every output has."""
+    and folders that every output has. `parallel`: whether its module can train in several processes (torchrun), which
+    is a user setting."""
 
     module: str
     environment: Literal["train", "core"]
@@ -24,6 +25,7 @@ class Kind:
     data: tuple[str, ...] = ()
     lane: Literal["compute", "io"] = "compute"
     makes: tuple[str, ...] = ()
+    parallel: bool = False
 
 
 _TEXT = ("tokenizers", "jinja2")

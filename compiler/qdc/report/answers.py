@@ -94,6 +94,35 @@ class Build(Answer):
     image: BuiltImage | None
 
 
+class ErrorBody(Closed):
+    id: str
+    message: str
+    file: str | None
+    line: int | None
+    column: int | None
+    hint: str | None = Field(description="what to type")
+
+
+class SweepVariant(Closed):
+    number: int = Field(description="from 1; the last path's values change fastest")
+    set: dict[str, str] = Field(description="recipe path -> value, as given, of every path that has several")
+    error: ErrorBody | None = Field(description="why it has no build; the others went on")
+    build: str | None = Field(description="id")
+    image: BuiltImage | None
+    bytes: int | None = Field(description="of all layers of the image")
+    stages: list[BuiltStage] = Field(description="of those that variants share, the first says that they ran")
+    predictions: Predictions | None = Field(description="made before anything ran; null: the variant is invalid")
+    measurements: list[dict[str, Any]] = Field(description="rows as in the build record")
+
+
+class Sweep(Answer):
+    recipe: str
+    varied: list[str] = Field(description="recipe paths that have several values")
+    stages: int = Field(description="different ones of all variants")
+    ran: int
+    variants: list[SweepVariant]
+
+
 class Why(Answer):
     stage: PlannedStage | None = Field(description="null for a past build: see `log`")
     inputs: dict[str, str]
@@ -303,15 +332,6 @@ class Lock(Answer):
     faults: list[str]
 
 
-class ErrorBody(Closed):
-    id: str
-    message: str
-    file: str | None
-    line: int | None
-    column: int | None
-    hint: str | None = Field(description="what to type")
-
-
 class Error(Answer):
     error: ErrorBody
 
@@ -330,6 +350,7 @@ ANSWERS: dict[str, type[Answer]] = {
     "plan": Plan,
     "show": Show,
     "store": Store,
+    "sweep": Sweep,
     "validate": Validate,
     "why": Why,
 }

@@ -1,26 +1,21 @@
-"""plan -> artifacts: runs what is stale, publishes it, and writes the build record.
+"""plan -> artifacts: lets an executor run what is stale, keeps its records, and writes the build record.
 
-As many stages of the "compute" lane as the user allows run at a time, and one of the "io" lane beside them. After every
-finished stage the plan is made anew, so that an output that did not change leaves what follows fresh.
+After every finished stage the plan is made anew, so that an output that did not change leaves what follows fresh.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.graph.instances import Instance
 from qdc.graph.plan import Plan, Stage, plan
-from qdc.graph.table import KINDS
 from qdc.run.code import files
 from qdc.run.log import Decisions
 from qdc.run.settings import Settings
@@ -28,7 +23,7 @@ from qdc.store.store import Store
 from qdc.store.use import in_use
 
 if TYPE_CHECKING:
-    from qdc.run import process
+    from qdc.run.executor import Ended, Executor
     from qdc.run.through import Through
 
 
@@ -59,9 +54,7 @@ class Ran:
 @dataclass
 class _Running:
     stage: Stage
-    worker: process.Worker
-    output: Path
-    resources: ExitStack = field(default_factory=ExitStack)
+    resources: ExitStack
 
 
 LOOK_AGAIN_S, HEAR_S = 0.2, 0.05
@@ -71,8 +64,9 @@ LOOK_AGAIN_S, HEAR_S = 0.2, 0.05
 class Build:
     """One build of one recipe's instances in one store; `before(stage)` is called before a stage runs, may raise.
 
-    `signature`: of qdc's own files when the instances were made (`graph.signature`); a worker that finds others looks
-    whether its stage's code still means the same."""
+    `signature`: of qdc's own files when the instances were made (`graph.signature`). `names`: name of an instance here
+    -> its name in its recipe, where they differ (instances of several recipes). `going`: a stage that fails is noted in
+    `failed`, under its key, and what does not need it goes on."""
 
     def __init__(
         self,
@@ -82,14 +76,18 @@ class Build:
         listener: Listener,
         before: Callable[[Stage], None] = lambda stage: None,
         signature: str = "",
+        names: Mapping[str, str] | None = None,
+        going: bool = False,
     ) -> None:
         self.store, self.settings, self.instances, self.listener = store, settings, instances, listener
-        self.before, self.signature = before, signature
+        self.before, self.signature, self.names, self.going = before, signature, names or {}, going
         self.seconds: dict[str, float] = {}
         self.running: dict[str, _Running] = {}
+        self.failed: dict[str, QdcError] = {}
         self.elsewhere: set[str] = set()
         self.decisions: Decisions | None = None
         self.through: Through | None = None
+        self.executor: Executor | None = None
         self.asked = False
 
     @property
@@ -98,10 +96,18 @@ class Build:
         return [f"{text}; it was not used" for text in self.through.notes] if self.through is not None else []
 
     def plan(self) -> Plan:
-        return plan(self.instances, self.store.record, self.store.latest, files(self.store))
+        return plan(
+            self.instances, self.store.record, lambda name: self.store.latest(self._real(name)), files(self.store)
+        )
+
+    def _real(self, name: str) -> str:
+        return self.names.get(name, name)
 
     def run(self, only: set[str] | None = None) -> list[Ran]:
-        """Run until all (or all that `only` names) is fresh. Raises QdcError of the first stage that fails."""
+        """Run until all (or all that `only` names) is fresh, or all that can be; returns what is, in the plan's order.
+
+        Raises QdcError of the first stage that fails, unless it is `going` on.
+        """
         with in_use(self.store.root):
             return self._run(only)
 
@@ -113,7 +119,7 @@ class Build:
             while True:
                 wanted = [stage for stage in current.stages if only is None or stage.instance.name in only]
                 self._welcome(wanted)
-                if all(stage.state == "fresh" for stage in wanted):
+                if self._done(wanted):
                     break
                 self._start_ready(wanted)
                 self._wait()
@@ -122,8 +128,9 @@ class Build:
         finally:
             self._stop()
             self.store.memo.save()
-        for stage in wanted:
-            self.store.counted(stage.instance.name, str(stage.key))
+        fresh = [stage for stage in wanted if stage.state == "fresh"]
+        for stage in fresh:
+            self.store.counted(self._real(stage.instance.name), str(stage.key))
         return [
             Ran(
                 stage.instance.name,
@@ -132,27 +139,32 @@ class Build:
                 stage.output or "",
                 self.through is not None and stage.key in self.through.fetched,
             )
-            for stage in wanted
+            for stage in fresh
         ]
 
-    def _wait(self) -> None:
-        """Serve the workers until one has ended, and finish its stage."""
-        from qdc.run import process
+    def _done(self, wanted: list[Stage]) -> bool:
+        """Whether nothing is left to do: all is fresh, or what is not needs a stage that failed."""
+        if all(stage.state == "fresh" for stage in wanted):
+            return True
+        able = any(stage.state == "stale" and stage.key not in self.failed for stage in wanted)
+        return bool(self.failed) and not self.running and not able
 
-        workers = [item.worker for item in self.running.values()]
-        ended = process.wait_any(workers, HEAR_S if self.asked else LOOK_AGAIN_S if self.elsewhere else None)
-        if ended is not None:
-            self._finish(ended)
+    def _wait(self) -> None:
+        """Serve the stages that run until one has ended, and finish it."""
+        limit_s = HEAR_S if self.asked else LOOK_AGAIN_S if self.elsewhere else None
+        if self.executor is None or (not self.running and limit_s is not None):
+            time.sleep(limit_s or 0.0)
+        elif self.running:
+            ended = self.executor.wait(limit_s)
+            if ended is not None:
+                self._finish(ended)
 
     def _stop(self) -> None:
         """End what runs, and let go of what it holds."""
         if self.through is not None:
             self.through.close()
-        if not self.running:
-            return
-        from qdc.run import process
-
-        process.stop([item.worker for item in self.running.values()])
+        if self.executor is not None:
+            self.executor.stop()
         for item in self.running.values():
             item.resources.close()
 
@@ -185,22 +197,39 @@ class Build:
         return taken
 
     def _start_ready(self, wanted: list[Stage]) -> None:
-        """Start every stale stage whose lane has room; of two with the same key, one."""
+        """Start every stale stage that there is room for; of two with the same key, one."""
         self.asked = False
         for stage in wanted:
-            if stage.state != "stale" or stage.instance.name in self.running or self._fetches(stage):
+            key = str(stage.key)
+            if stage.state != "stale" or key in self.running or key in self.failed or self._fetches(stage):
                 continue
-            others = [item.stage for item in self.running.values()]
-            beside = sum(other.instance.lane == stage.instance.lane for other in others)
-            room = self.settings.jobs if stage.instance.lane == "compute" else 1
-            if beside < room and all(other.key != stage.key for other in others):
-                self._start(stage)
+            if self._executor(wanted).room(stage.instance, [item.stage.instance for item in self.running.values()]):
+                with self._failing(stage):
+                    self._start(stage)
+
+    def _executor(self, wanted: list[Stage]) -> Executor:
+        """What runs stages, ready for all that may have to run."""
+        if self.executor is None:
+            from qdc.run.executor import executor
+
+            self.executor = executor(self.store, self.settings, self.signature)
+            self.executor.prepare([stage for stage in wanted if stage.state != "fresh"])
+        return self.executor
+
+    @contextlib.contextmanager
+    def _failing(self, stage: Stage) -> Iterator[None]:
+        """A failure in here is that stage's alone, where the build is to go on."""
+        try:
+            yield
+        except QdcError as error:
+            self._became(stage.instance.name, "failed")
+            if not self.going:
+                raise
+            self.failed[str(stage.key)] = error
 
     def _start(self, stage: Stage) -> None:
         """Start a stage, or note that another build makes it (or has just made it): waiting for its lock would
-        leave this build's own workers unserved, and two builds could wait for each other."""
-        from qdc.run import process
-
+        leave this build's own stages unserved, and two builds could wait for each other."""
         instance, key = stage.instance, str(stage.key)
         resources = ExitStack()
         try:
@@ -211,35 +240,14 @@ class Build:
                 self.listener.progress(instance.name, 0, 0, "another build makes it")
                 return
             self.before(stage)
-            work = resources.enter_context(self.store.staging())
-            inputs = {}
-            for role, digest in stage.inputs.items():
-                self.store.link_out(digest, work / "inputs" / role)
-                inputs[role] = str(work / "inputs" / role)
-            output = work / "output"
-            output.mkdir()
-            job = {
-                "module": KINDS[instance.kind].module,
-                "params": instance.params,
-                "inputs": inputs,
-                "digests": stage.inputs,
-                "output": str(output),
-                "partial": str(self.store.partial(key)),
-                "threads": self.settings.threads,
-                "packages": instance.packages,
-                "kind": instance.kind,
-                "code": instance.code,
-                "data": bool(KINDS[instance.kind].data),
-                "signature": self.signature,
-            }
-            python = self.settings.train_python if instance.environment == "train" else sys.executable
             self.listener.started(instance.name)
-            log, report = self.store.log_path(key), self._report(instance)
-            worker = process.start(instance.name, python, job, work, log, report, keep=(lock,))
+            named = replace(stage, instance=replace(instance, name=self._real(instance.name)))
+            assert self.executor is not None
+            self.executor.start(named, self._report(instance), lock)
         except BaseException:
             resources.close()
             raise
-        self.running[instance.name] = _Running(stage, worker, output, resources)
+        self.running[key] = _Running(stage, resources)
 
     def _became(self, name: str, state: str, output: str | None = None) -> None:
         if self.decisions is not None:
@@ -248,58 +256,25 @@ class Build:
     def _report(self, instance: Instance) -> Callable[[int, int, str], None]:
         return lambda done, total, note: self.listener.progress(instance.name, done, total, note)
 
-    def _finish(self, worker: process.Worker) -> None:
-        """Publish what an ended worker made, or raise its failure; its lock and staging folder go either way."""
-        item = self.running.pop(worker.name)
-        with item.resources:
-            self._became(worker.name, "failed")
-            if worker.process.returncode != 0:
-                raise worker.failure(worker.process.returncode)
-            if not any(path.is_file() for path in item.output.rglob("*")):
-                raise QdcError(
-                    "stage.empty", f"stage {worker.name} left no output", file=worker.log, exit_code=COULD_NOT
-                )
-            tree = self.store.publish(item.output)
-            self.store.add_record(str(item.stage.key), self._record(item.stage, tree.digest, worker))
-            if self.store.record(str(item.stage.key)) is None:
+    def _finish(self, ended: Ended) -> None:
+        """Keep what an ended stage made, or its failure; its lock and staging folder go either way."""
+        item = self.running.pop(ended.key)
+        name = item.stage.instance.name
+        with item.resources, contextlib.closing(ended), self._failing(item.stage):
+            record = ended.record()
+            self.store.add_record(ended.key, record)
+            if self.store.record(ended.key) is None:
                 raise QdcError(
                     "store.lost",
-                    f"the store lost what stage {worker.name} made",
+                    f"the store lost what stage {self._real(name)} made",
                     file=self.store.root,
                     exit_code=COULD_NOT,
                     hint="something else writes to the store, or its disk fails; `qdc store verify` reads all of it",
                 )
-            self.store.forget_partial(str(item.stage.key))
-        self._became(worker.name, "ran", tree.digest)
-        self.seconds[worker.name] = worker.seconds
-        self.listener.finished(worker.name, worker.seconds, tree.digest)
-
-    def _record(self, stage: Stage, output: str, worker: process.Worker) -> dict[str, Any]:
-        instance = stage.instance
-        return {
-            "instance": instance.name,
-            "stage": instance.kind,
-            "determinism": instance.determinism,
-            "components": instance.components(stage.inputs),
-            "output": output,
-            "seconds": round(worker.seconds, 3),
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "threads": self.settings.threads,
-            "hardware": hardware(),
-        }
-
-
-def hardware() -> dict[str, Any]:
-    """What the build record says of this machine: architecture, cores, processor model."""
-    import platform
-
-    model = ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    return {"machine": platform.machine(), "cores": os.cpu_count(), "processor": model}
+            self.store.forget_partial(ended.key)
+            self._became(name, "ran", record["output"])
+            self.seconds[name] = record["seconds"]
+            self.listener.finished(name, record["seconds"], record["output"])
 
 
 def save_build(store: Store, record: dict[str, Any]) -> str:

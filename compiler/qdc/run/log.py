@@ -46,6 +46,13 @@ class Decisions:
         """A stage ran, was fetched, or failed."""
         self.stages[name] |= {"state": state} | ({"output": output} if output else {})
 
+    def of(self, names: dict[str, str]) -> Decisions:
+        """Those of some stages, under other names: name there -> name here."""
+        part = Decisions(Plan(()))
+        for name, shared in names.items():
+            part.stages[name] = self.stages[shared]
+        return part
+
     @property
     def acted(self) -> bool:
         """Whether anything was done or should have been."""

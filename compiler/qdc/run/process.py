@@ -81,7 +81,7 @@ def start(
     job = {**job, "report": writing, "parent": os.getpid()}
     path = work / "job.json"
     path.write_text(json.dumps(job))
-    kept_out = ("VLLM_", "HF_", "AWS_", "FSSPEC_", "QDC_REMOTE")
+    kept_out = ("VLLM_", "HF_", "AWS_", "FSSPEC_", "QDC_REMOTE", "RANK")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(kept_out)}
     environment |= {
         "PYTHONPATH": str(SOURCE_ROOT),

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from qdc.manifest.record import build_record
-from qdc.run.build import Ran, artifact_json, hardware
+from qdc.run.build import Ran, artifact_json
 from qdc.run.front import Front
+from qdc.run.machine import hardware
 from qdc.store.store import Store
 
 ACCOUNTS = {"prompts": "summary.json", "corpus": "summary.json", "pack": "pack.json", "calibrate": "summary.json"}

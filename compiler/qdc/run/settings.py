@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qdc.core.errors import QdcError
+from qdc.run.cluster import Cluster, cluster, processes
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Settings:
     of a training may depend on it. `jobs`: compute stages at a time. `training_bytes`: memory that the training device
     has free (`training_memory_gb`, 10^9 bytes), or None: what a recipe's training needs is then printed, not judged.
     `remote`: URL of a store to read from and to push to, or None; it may hold a password, and is never shown whole.
+    `executor`: where stages run, this machine (`local`) or a cluster (`ray`), which `cluster` describes. `processes`:
+    kind of stage -> processes that one training of it has, a GPU each.
     """
 
     train_python: str
@@ -30,6 +33,13 @@ class Settings:
     jobs: int
     training_bytes: float | None = None
     remote: str | None = field(default=None, repr=False)
+    executor: str = "local"
+    cluster: Cluster = field(default_factory=Cluster)
+    processes: dict[str, int] = field(default_factory=dict)
+
+
+EXECUTORS = ("local", "ray")
+KNOWN = ("executor", "jobs", "processes", "ray", "remote", "threads", "train_python", "training_memory_gb")
 
 
 def config_file() -> Path:
@@ -37,15 +47,32 @@ def config_file() -> Path:
     return Path(base) / "qdc" / "config.yaml"
 
 
-def settings() -> Settings:
-    """The settings in force. Raises QdcError naming the file or variable that is wrong."""
+def settings(executor: str | None = None, address: str | None = None) -> Settings:
+    """The settings in force; `executor` and `address` as the command line gives them. Raises QdcError naming the file
+    or variable that is wrong."""
     values = _from_file(config_file())
     python = os.environ.get("QDC_TRAIN_PYTHON") or values.get("train_python") or sys.executable
     threads = _count("threads", values, 1)
     jobs = _count("jobs", values, min(2, os.cpu_count() or 1))
     python = os.path.expanduser(str(python))
     python = os.path.abspath(python) if os.sep in python else python
-    return Settings(python, threads, jobs, training_bytes(values), remote(values=values))
+    chosen = executor or os.environ.get("QDC_EXECUTOR") or values.get("executor") or "local"
+    if chosen not in EXECUTORS:
+        raise QdcError(
+            "settings.executor",
+            f"there is no executor `{chosen}`",
+            hint=f"--executor, QDC_EXECUTOR or `executor` in {config_file()}: {' or '.join(EXECUTORS)}",
+        )
+    return Settings(
+        python,
+        threads,
+        jobs,
+        training_bytes(values),
+        remote(values=values),
+        chosen,
+        cluster(values.get("ray"), address, threads, config_file()),
+        processes(values.get("processes"), config_file()),
+    )
 
 
 def remote(given: str | None = None, values: dict[str, Any] | None = None) -> str | None:
@@ -103,7 +130,6 @@ def _from_file(path: Path) -> dict[str, Any]:
         value = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise QdcError("settings.file", f"cannot read the settings: {str(error).splitlines()[0]}", file=path) from None
-    known = {"train_python", "threads", "jobs", "training_memory_gb", "remote"}
-    if not isinstance(value, dict) or set(value) - known:
-        raise QdcError("settings.file", f"settings are a mapping of {', '.join(sorted(known))}", file=path)
+    if not isinstance(value, dict) or set(value) - set(KNOWN):
+        raise QdcError("settings.file", f"settings are a mapping of {', '.join(KNOWN)}", file=path)
     return value

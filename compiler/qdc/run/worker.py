@@ -1,7 +1,8 @@
 """One stage in its own process: `python -m qdc.run.worker JOB.json`.
 
 Checks that the environment is what its lock says, then calls the stage's `run`. Says how far it is on the file
-descriptor named in the job; exits 0, or 4 with one JSON error line there.
+descriptor named in the job; exits 0, or 4 with one JSON error line there. A job of several processes becomes torchrun,
+which starts this module once for each.
 """
 
 from __future__ import annotations
@@ -19,22 +20,30 @@ from pathlib import Path
 from typing import Any
 
 from qdc.core.errors import COULD_NOT, QdcError
-from qdc.core.stage import Context, pipe_report
+from qdc.core.stage import Context, pipe_report, silent
 
 PR_SET_PDEATHSIG = 1
+RANK = "RANK"
+"""Variable in which torchrun numbers its processes."""
 
 
 def main(arguments: list[str]) -> int:
     job = json.loads(Path(arguments[0]).read_bytes())
     descriptor = int(job["report"])
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != job["parent"]:
+    rank = os.environ.get(RANK)
+    if rank is not None:
+        # torchrun passes no open files on; it has the report open itself, and ends its processes with itself.
+        descriptor = os.open(f"/proc/{os.getppid()}/fd/{descriptor}", os.O_WRONLY)
+    elif os.getppid() != job["parent"]:
         message = f"{sys.executable} was started by another program between it and qdc"
         hint = "let QDC_TRAIN_PYTHON name the interpreter itself: a stage must end with its build"
         _say(descriptor, {"error": {"id": "environment.python", "message": message, "hint": hint}})
         return COULD_NOT
+    if rank is None and job.get("processes", 1) > 1:
+        launch(arguments[0], job)
     try:
-        run(job, descriptor)
+        run(job, descriptor, int(rank or 0))
     except QdcError as error:
         _say(descriptor, {"error": {**error.as_json(), "exit": error.exit_code}})
         return error.exit_code
@@ -48,8 +57,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def run(job: dict[str, Any], descriptor: int) -> None:
-    """Check the environment and run the stage of `job` (see run.process for its fields)."""
+def launch(path: str, job: dict[str, Any]) -> None:
+    """Become torchrun (in this process, which keeps its id, its parent and its open files) for the job at `path`."""
+    many = ["--standalone", "--nnodes=1", f"--nproc-per-node={job['processes']}"]
+    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *many, "-m", "qdc.run.worker", path])
+
+
+def run(job: dict[str, Any], descriptor: int, rank: int = 0) -> None:
+    """Check the environment and run the stage of `job` (see run.attempt for its fields)."""
     check_environment(job["packages"])
     context = Context(
         inputs={role: Path(path) for role, path in job["inputs"].items()},
@@ -58,7 +73,9 @@ def run(job: dict[str, Any], descriptor: int) -> None:
         output=Path(job["output"]),
         partial=Path(job["partial"]),
         threads=job["threads"],
-        report=pipe_report(descriptor),
+        report=pipe_report(descriptor) if rank == 0 else silent,
+        rank=rank,
+        processes=job.get("processes", 1),
     )
     module = importlib.import_module(f"qdc.stages.{job['module']}")
     check_code(job)

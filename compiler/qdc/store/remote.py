@@ -95,6 +95,23 @@ class Remote:
         """Write a small file, whole or not at all."""
         self._place(name, len(data), lambda fs, path: fs.pipe_file(path, data))
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file unless there is one of that name; whether it was. Of many that try at once, one does."""
+
+        def make(fs: Any, path: str) -> bool:
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            try:
+                fs.pipe_file(path, data, mode="create")
+            except FileExistsError:
+                return False
+            return True
+
+        return bool(self._try(make, name, absent=False))
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        self._try(lambda fs, path: fs.rm_file(path), name)
+
     def send(self, name: str, source: Path, size: int, sent: Callable[[int], None]) -> None:
         """Write a file from disk, whole or not at all; `sent` is told of bytes on their way."""
         from fsspec.callbacks import Callback
@@ -104,6 +121,10 @@ class Remote:
                 sent(inc)
 
         self._place(name, size, lambda fs, path: fs.put_file(str(source), path, callback=Counted()))
+
+    def fetch(self, name: str, target: Path) -> None:
+        """Copy a file to disk. Raises RemoteError; what was copied by then is nothing to go by."""
+        self._try(lambda fs, path: fs.get_file(path, str(target)), name, absent=False)
 
     # Documents
 

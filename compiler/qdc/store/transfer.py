@@ -118,6 +118,10 @@ class Transfer:
             return self._add_record(key, record)
         return None
 
+    def fetch_trees(self, digests: Iterable[str]) -> None:
+        """Bring whole trees here by their digests. Raises QdcError where the remote lacks something."""
+        self._fetch_all([self._tree(digest) for digest in digests if not self.store.has_tree(digest)])
+
     def records(self, key: str) -> list[dict[str, Any]]:
         """The remote's records under a key; those refused are noted."""
         good, bad = self.remote.records(key)
@@ -245,22 +249,26 @@ class Transfer:
             return None
 
     def _push(self, rows: list[tuple[str, str]]) -> None:
-        trees = {}
-        for _, output in rows:
-            tree = self.store.tree(output)
-            if tree is None or not self.store.has_tree(output):
+        self.push_trees(dict.fromkeys(output for _, output in rows))
+        self._each(list(dict.fromkeys(rows)), self._send_record, lambda row: 0, objects=False)
+
+    def push_trees(self, digests: Iterable[str]) -> None:
+        """Copy whole trees to the remote: their objects, then their lists. Raises QdcError."""
+        trees = []
+        for digest in digests:
+            tree = self.store.tree(digest)
+            if tree is None or not self.store.has_tree(digest):
                 raise QdcError(
                     "store.missing",
-                    f"the store lacks the output {output}, so the build cannot be pushed",
+                    f"the store lacks the output {digest}, so it cannot be pushed",
                     file=self.store.root,
                     exit_code=COULD_NOT,
                     hint="`qdc build RECIPE` makes what is missing",
                 )
-            trees[output] = tree
-        entries = {entry.sha256: entry for tree in trees.values() for entry in tree.entries}
+            trees.append(tree)
+        entries = {entry.sha256: entry for tree in trees for entry in tree.entries}
         self._each(list(entries.values()), self._send, lambda entry: entry.size)
-        self._each(list(trees.values()), self._send_tree, lambda tree: 0, objects=False)
-        self._each(list(dict.fromkeys(rows)), self._send_record, lambda row: 0, objects=False)
+        self._each(trees, self._send_tree, lambda tree: 0, objects=False)
 
     def _send(self, entry: Entry, moved: Callable[[int], None]) -> bool:
         name, path = object_name(entry.sha256), self.store.resolve(entry.sha256)
