@@ -19,7 +19,7 @@ from qdc.manifest.flat import arguments, flatten
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
-UNCHANGED = ["target unchanged (same weights digest)", "drafter unchanged (same weights digest)"]
+UNCHANGED = ["target unchanged, same weights digest", "drafter unchanged, same weights digest"]
 
 
 def product(path: str, value: Any) -> dict[str, Any]:
@@ -41,16 +41,16 @@ def texts(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     ("path", "value", "text"),
     [
         ("serve.k", 5, "K 7 -> 5"),
-        ("drafter.ptq.method", "rtn", "drafter: PTQ gptq -> rtn"),
-        ("drafter.ptq", None, "drafter: PTQ gptq -> none"),
-        ("drafter.ptq.scheme.group_size", 32, "drafter: PTQ group size 128 -> 32"),
+        ("drafter.ptq.method", "rtn", "drafter PTQ: GPTQ -> RTN"),
+        ("drafter.ptq", None, "drafter PTQ: GPTQ -> none"),
+        ("drafter.ptq.scheme.group_size", 32, "drafter PTQ: group size 128 -> 32"),
         ("drafter.swa.window", 48, "drafter window 64 -> 48"),
         ("drafter.swa", None, "drafter window 64 -> none"),
         ("drafter.architecture.draft_block_size", 16, "draft block 8 -> 16"),
         ("drafter.architecture.taps", [0, 2], "drafter taps [0, 1, 2] -> [0, 2]"),
-        ("drafter", {"kind": "ngram"}, "drafter: DFlash -> n-gram K=7"),
-        ("drafter", None, "drafter: DFlash -> none"),
-        ("target.quantization.method", "gptq", "target: grid rtn -> gptq"),
+        ("drafter", {"kind": "ngram"}, "drafter: DFlash K=7, draft block 8, window 64 -> n-gram 7"),
+        ("drafter", None, "drafter: DFlash K=7, draft block 8, window 64 -> none"),
+        ("target.quantization.method", "gptq", "target: grid RTN -> GPTQ"),
         ("target.quantization.scheme.group_size", 128, "target: group size 32 -> 128"),
         ("target.quantization.ignore", ["re:.*fc$"], "target: module mask, ignored: -lm_head +re:.*fc$"),
         ("target.qad", None, "target: QAD quantized-weights -> none"),
@@ -82,9 +82,9 @@ def test_a_field_without_words_of_its_own_is_said_by_its_path() -> None:
 
 
 def test_ngram_becomes_dflash() -> None:
-    ngram = {"drafter": {"kind": "ngram"}, "serve": {"k": 4}}
+    ngram = {"drafter": {"kind": "ngram"}, "serve": {"k": 20}}
     dflash = {"drafter": {"architecture": {"kind": "dflash", "draft_block_size": 16}}, "serve": {"k": 15}}
-    assert texts(ngram, dflash) == ["drafter: n-gram -> DFlash K=15, draft block 16"]
+    assert texts(ngram, dflash) == ["drafter: n-gram 20 -> DFlash K=15, draft block 16"]
 
 
 def test_two_manifests_golden() -> None:
@@ -99,7 +99,7 @@ def test_two_manifests_golden() -> None:
             "path": "serving.weights",
             "from": [serve["weights"][0]],
             "to": [serve["weights"][0]],
-            "text": "target unchanged (same weights digest)",
+            "text": "target unchanged, same weights digest",
         },
         {
             "subject": "drafter",
@@ -114,7 +114,7 @@ def test_two_manifests_golden() -> None:
             "path": "drafter.ptq.method",
             "from": "gptq",
             "to": "rtn",
-            "text": "drafter: PTQ gptq -> rtn",
+            "text": "drafter PTQ: GPTQ -> RTN",
         },
         {
             "subject": "serving",

@@ -111,8 +111,9 @@ class Change(Closed):
 
 
 class Diff(Answer):
-    same: bool
-    changes: list[Change]
+    same: bool = Field(description="nothing differs, as far as could be read")
+    changes: list[Change] = Field(description="domain words first; `from` equals `to` where a model is unchanged")
+    unread: dict[str, str] = Field(description="recipe path -> why it could not be compared")
 
 
 class Evidence(Closed):
@@ -132,6 +133,10 @@ class Verdict(Closed):
 
 
 class Audit(Answer):
+    """Of several images, one such object a line, in the order of the command; see `Error` for one that could not be
+    read."""
+
+    reference: str = Field(description="the image as the command line named it")
     image: ImageId
     where: str
     tags: list[str]
@@ -288,6 +293,7 @@ class ErrorBody(Closed):
 
 class Error(Answer):
     error: ErrorBody
+    reference: str | None = Field(default=None, description="the one of several images that it is about")
 
 
 ANSWERS: dict[str, type[Answer]] = {
