@@ -13,7 +13,7 @@ from test_manifest_content import PRODUCT, H, manifest, serve_json
 from test_manifest_record import record, stage
 
 from qdc.core import canonical
-from qdc.manifest.diff import diff
+from qdc.manifest.diff import diff, told
 from qdc.manifest.flat import arguments, flatten
 
 settings.register_profile("unhurried", deadline=None)
@@ -214,3 +214,62 @@ DRAFTER_FIELDS = [path for path in flatten(PRODUCT) if "[" not in path]
 def test_every_field_of_the_product_is_seen(path: str, value: Any) -> None:
     other = product(path, value)
     assert (diff(PRODUCT, other) == []) == (canonical.dumps(other) == canonical.dumps(PRODUCT))
+
+
+def same(row: dict[str, Any]) -> bool:
+    return canonical.dumps(row["from"]) == canonical.dumps(row["to"])
+
+
+@st.composite
+def edited_manifests(draw: st.DrawFn) -> dict[str, Any]:
+    """A manifest with up to five leaves set to other values."""
+    other = manifest()
+    for path in draw(st.lists(st.sampled_from(LEAVES), max_size=5)):
+        section = other
+        *parents, last = path.split(".")
+        for part in parents:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section[last] = draw(st.sampled_from([None, 1, True, "x", [], {}, {"y": 1}, "a" * 64]))
+    return other
+
+
+@given(edited_manifests(), edited_manifests())
+def test_every_changed_leaf_is_told_by_exactly_one_change(a: dict[str, Any], b: dict[str, Any]) -> None:
+    left, right = flatten(opened(a)), flatten(opened(b))
+    differing = {
+        path for path in left.keys() | right.keys()
+        if (path in left, canonical.dumps(left.get(path))) != (path in right, canonical.dumps(right.get(path)))
+    }  # fmt: skip
+    rows = told(a, b)
+    paths = [path for _, leaves in rows for path in leaves]
+    assert len(paths) == len(set(paths)) and set(paths) == differing
+    for row, leaves in rows:
+        assert leaves or same(row)
+    assert len({row["path"] for row, _ in rows if row["path"] != "serving.weights"}) == len(
+        [row for row, _ in rows if row["path"] != "serving.weights"]
+    )
+
+
+def opened(document: dict[str, Any]) -> dict[str, Any]:
+    """A manifest whose engine arguments are a mapping, as they are compared."""
+    serving = document.get("serving")
+    if isinstance(serving, dict) and isinstance(serving.get("arguments"), list):
+        return {**document, "serving": {**serving, "arguments": arguments(serving["arguments"])}}
+    return document
+
+
+@given(edited_manifests(), edited_manifests())
+def test_the_other_way_round_is_the_same_with_sides_exchanged(a: dict[str, Any], b: dict[str, Any]) -> None:
+    def seen(rows: list[dict[str, Any]], *order: str) -> list[Any]:
+        return [[row["subject"], row["path"], *(canonical.dumps(row[side]) for side in order)] for row in rows]
+
+    assert seen(diff(a, b), "from", "to") == seen(diff(b, a), "to", "from")
+
+
+@given(SECTIONS, SECTIONS)
+def test_recipes_too_are_told_once_and_alike_from_both_sides(a: dict[str, Any], b: dict[str, Any]) -> None:
+    rows = told(a, b)
+    paths = [path for _, leaves in rows for path in leaves]
+    assert len(paths) == len(set(paths))
+    assert len(rows) == len(told(b, a))

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     store = open_store(given.store, near)
     with open_side(given.a, store) as a, open_side(given.b, store) as b:
         changes, unread = compare(a, b)
-    same = not any(change["from"] != change["to"] for change in changes)
+    same = not changes  # unchanged weights are told only beside something that changed
     if given.json:
         answer({"same": same, "changes": changes, "unread": unread})
     else:

@@ -38,12 +38,11 @@ def think_block(text: str) -> str | None:
 
     try:
         tree = Environment().parse(text[:MAX_TEMPLATE])
+        starts = [node for node in tree.find_all(nodes.If) if "add_generation_prompt" in _names(node.test)]
+        tested = [inside for start in starts for inside in _emitted(start.body, False)]
+        tested = tested if starts else list(_emitted(tree.body, False))
     except (TemplateError, RecursionError):
         return None
-    starts = [node for node in tree.find_all(nodes.If) if "add_generation_prompt" in _names(node.test)]
-    tested = [switch for start in starts for switch in _emitted(start.body, False)]
-    if not starts:
-        tested = list(_emitted(tree.body, False))
     return "none" if not tested else "conditional" if any(tested) else "always"
 
 
