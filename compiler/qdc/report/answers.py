@@ -131,13 +131,20 @@ class Verdict(Closed):
     evidence: list[Evidence]
 
 
+class Transfer(Closed):
+    bytes: int = Field(description="fetched over a network; 0 where the image is at hand")
+    requests: int
+    unverified: list[str] = Field(description="what the answer rests on without having checked it")
+
+
 class Audit(Answer):
-    image: ImageId
+    image: ImageId | None = Field(description="null for a model folder")
     where: str
     tags: list[str]
     anchored: bool = Field(description="--expect or a build record named the image ID")
     verdicts: list[Verdict]
     counts: dict[str, int]
+    transfer: Transfer
 
 
 class Check(Closed):
