@@ -163,6 +163,12 @@ class Registry:
             raise self.wire.error("manifest", f"a manifest that says it is {own} comes as {said}")
         return own if isinstance(own, str) else said
 
+    def manifest_digest(self, tag: str) -> str | None:
+        """The digest that a tag points at, as the registry says; None where it has no such tag, or does not say."""
+        headers = {"Accept": _ACCEPT}
+        with self.wire.ask("HEAD", self.path("manifests", tag), (200, 404), headers=headers) as answer:
+            return answer.headers.get("Docker-Content-Digest") if answer.status == 200 else None
+
     def image(self, reference: str | None = None) -> Document:
         """The image manifest that a tag or digest names: of an index, the one for linux/amd64."""
         document = self.manifest(reference)

@@ -8,6 +8,7 @@ reads no more of them than it wants. This module knows no manifests and no blobs
 from __future__ import annotations
 
 import contextlib
+import http
 import json
 import os
 import re
@@ -35,9 +36,10 @@ PAUSES_S = (0.3, 1.0, 3.0)
 """Between tries of a request that brought nothing."""
 REDIRECTS = 5
 TOKEN_LIMIT = 256 << 10
-_MESSAGE_LIMIT = 16 << 10
+_SHORT = 16 << 10
 _PASSING = (408, 429, 500, 502, 503, 504)
 _LATER = "run the same command again when it is back"
+_ASTRAY = "look at the address, and at how the registry says its own (behind a proxy: its external URL)"
 _PROBE_S = 5.0
 
 Body = Callable[[], Iterator[bytes]]
@@ -96,7 +98,10 @@ class Answer:
         return b"".join(parts)
 
     def close(self) -> None:
-        """What was not read is not waited for: the connection ends with it."""
+        """What is left of a short body is read, so that the connection serves again; a long one ends it."""
+        if self.response.request.method == "HEAD" or (self.length or 0) <= _SHORT:
+            with contextlib.suppress(Dropped):
+                self.read(_SHORT)
         self.response.close()
 
 
@@ -143,13 +148,31 @@ class Wire:
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
         size: int = 0,
-        tries: int = len(PAUSES_S) + 1,
     ) -> Iterator[Answer]:
-        """The open answer to one request, if its status is one of `accepted`; closed when the block ends.
+        """The open answer to a request, if its status is one of `accepted`; closed when the block ends.
 
         `path`: of the registry, or a URL on the registry that it gave. Raises QdcError `registry.*`.
         """
-        answer = self._tried(method, path, headers or {}, body, size, tries)
+        with self._given(method, self._tried(method, path, headers or {}, body, size), accepted) as answer:
+            yield answer
+
+    @contextlib.contextmanager
+    def once(
+        self,
+        method: str,
+        path: str,
+        accepted: tuple[int, ...],
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: Body | None = None,
+        size: int = 0,
+    ) -> Iterator[Answer]:
+        """The same without another try: raises Dropped where the connection breaks off."""
+        with self._given(method, self._authorized(method, path, headers or {}, body, size), accepted) as answer:
+            yield answer
+
+    @contextlib.contextmanager
+    def _given(self, method: str, answer: Answer, accepted: tuple[int, ...]) -> Iterator[Answer]:
         try:
             if answer.status not in accepted:
                 raise self._refusal(method, answer)
@@ -169,12 +192,10 @@ class Wire:
 
     # Tries
 
-    def _tried(
-        self, method: str, path: str, headers: Mapping[str, str], body: Body | None, size: int, tries: int
-    ) -> Answer:
+    def _tried(self, method: str, path: str, headers: Mapping[str, str], body: Body | None, size: int) -> Answer:
         """The first answer that is not a passing trouble; else the last one, or an error."""
-        for left in reversed(range(tries)):
-            pause = PAUSES_S[min(tries - 1 - left, len(PAUSES_S) - 1)]
+        for left in reversed(range(len(PAUSES_S) + 1)):
+            pause = PAUSES_S[-left]
             try:
                 answer = self._authorized(method, path, headers, body, size)
             except Dropped as error:
@@ -192,10 +213,10 @@ class Wire:
     def _authorized(self, method: str, path: str, headers: Mapping[str, str], body: Body | None, size: int) -> Answer:
         """The answer to a request that says who asks, if the registry wants to know."""
         answer = self._followed(method, path, headers, body, size)
-        if answer.status == 401 and (challenge := answer.headers.get("WWW-Authenticate")):
+        challenge = answer.headers.get("WWW-Authenticate")
+        if answer.status == 401 and challenge and _origin(answer.url) == _origin(self._url(path)):
             answer.close()
             if self._introduce(challenge):
-                answer.close()
                 return self._followed(method, path, headers, body, size)
             raise self._denied("it asks for a login")
         return answer
@@ -216,19 +237,21 @@ class Wire:
                 return answer
             answer.close()
             if method not in ("GET", "HEAD"):
-                raise self.error("redirect", "it sends an upload on to another place, which is not followed")
+                raise self.error("redirect", "it sends an upload on to another place, which is not followed", _ASTRAY)
             url = self._onward(url, place)
             known = known and _origin(url) == home
-        raise self.error("redirect", f"it sends a request around more than {REDIRECTS} times")
+        raise self.error("redirect", f"it sends a request around more than {REDIRECTS} times", _ASTRAY)
 
     def _onward(self, url: str, place: str) -> str:
         """Where a redirect leads. Raises QdcError `registry.redirect` where it must not be followed."""
         onward = urljoin(url, place)
         parts = urlsplit(onward)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            raise self.error("redirect", f"it sends a request on to `{parts.scheme}:`, which is not followed")
+            raise self.error("redirect", f"it sends a request on to `{parts.scheme}:`, which is not followed", _ASTRAY)
         if parts.scheme == "http" and (urlsplit(url).scheme == "https" or not is_loopback(parts.hostname)):
-            raise self.error("redirect", f"it sends a request on to {parts.hostname} without TLS: not followed")
+            raise self.error(
+                "redirect", f"it sends a request on to {parts.hostname} without TLS: not followed", _ASTRAY
+            )
         return onward
 
     # One request
@@ -270,7 +293,8 @@ class Wire:
             self._place = f"{self._scheme()}://{self.reference.address}"
         url = urljoin(self._place + "/", path)
         if _origin(url) != _origin(self._place) or "@" in urlsplit(url).netloc:
-            raise self.error("redirect", f"it names a place on {urlsplit(url).netloc}, which is not followed")
+            message = f"it names a place on {urlsplit(url).hostname}, to which nothing is sent"
+            raise self.error("redirect", message, _ASTRAY)
         return url
 
     def _scheme(self) -> str:
@@ -371,15 +395,18 @@ class Wire:
             hint = "look at the spelling; a private repository hides from who is not logged in"
             return self.error("absent", f"it has no such thing: {said}", hint)
         doing = "an upload" if method in ("POST", "PATCH", "PUT") else "the request"
-        return self.error("answer", f"it answers {doing} with {said}", _LATER if answer.status in _PASSING else None)
+        hint = _LATER if answer.status in _PASSING else "its own log says more: ask who runs it"
+        return self.error("answer", f"it answers {doing} with {said}", hint)
 
     def _said(self, answer: Answer) -> str:
         """Status and the registry's own words, as one line without control characters."""
-        words = f"{answer.status} {answer.response.reason or ''}".strip()
+        words = str(answer.status)
+        with contextlib.suppress(ValueError):
+            words += f" {http.HTTPStatus(answer.status).phrase}"
         if answer.response.request.method == "HEAD":
             return words
         try:
-            first = json.loads(answer.whole(_MESSAGE_LIMIT) or b"")["errors"][0]
+            first = json.loads(answer.whole(_SHORT) or b"")["errors"][0]
             parts = [str(first[name]) for name in ("code", "message", "detail") if first.get(name)]
         except (Dropped, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             return words

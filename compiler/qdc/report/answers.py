@@ -159,9 +159,17 @@ class Gate(Answer):
     checks: list[Check]
 
 
+class Pushed(Closed):
+    reference: str = Field(description="name and tag that point at the image")
+    digest: ImageId = Field(description="of the image's manifest in the registry")
+    blobs: int = Field(description="that the registry lacked, and that were sent")
+    sent: int = Field(description="bytes of all that was sent")
+
+
 class Export(Answer):
     image: BuiltImage
     destination: str
+    pushed: Pushed | None = Field(description="null unless the destination is a registry")
 
 
 class Keep(Answer):
