@@ -83,9 +83,9 @@ class Look:
             return self.absent(path, text)
         length = entry.size - offset if length is None else length
         start = entry.offset + offset
-        command = f"{self.command(entry.layer)} | tail -c +{start + 1} | head -c {length}"
+        command = f"{self.image.show(entry)} | tail -c +{start + 1} | head -c {length}"
         return {
-            "layer": self.image.layers[entry.layer].name,
+            "layer": self.image.origin(entry),
             "path": f"/{entry.path}",
             "offset": start,
             "length": length,
@@ -97,13 +97,14 @@ class Look:
         """Evidence that there is no file at `path` (no layer, no range)."""
         listing = " ; ".join(f"{self.command(layer.number)} | tar -t" for layer in self.image.layers)
         name = shlex.quote(path.strip("/"))
+        command = f"( {listing} ) | grep -F {name}" if listing else f"find {shlex.quote(self.image.where)}"
         return {
             "layer": None,
             "path": f"/{path.strip('/')}",
             "offset": None,
             "length": None,
             "text": text,
-            "command": f"( {listing} ) | grep -F {name}",
+            "command": command,
         }
 
     def configuration(self, text: str) -> Evidence:
@@ -124,10 +125,7 @@ class Look:
 
     def command(self, layer: int) -> str:
         """The shell command that prints the uncompressed tar of layer `layer`."""
-        commands = self.image.commands
-        stored = commands[layer] if layer < len(commands) else "cat LAYER"
-        packed = self.image.layers[layer].content is not self.image.layers[layer].blob
-        return f"{stored} | gzip -dc" if packed else stored
+        return self.image.command(layer)
 
     def json(self, path: str) -> dict[str, Any] | None:
         """The JSON object in the file at `path`, None if there is no file. Raises QdcError on anything else."""
@@ -137,7 +135,7 @@ class Look:
 
     def folder(self, path: str) -> dict[str, int]:
         """Name -> size of the regular files directly and deeper below folder `path`."""
-        root = path.strip("/") + "/"
+        root = path.strip("/") + "/" if path.strip("/") else ""
         return {name[len(root) :]: entry.size for name, entry in self.image.files().items() if name.startswith(root)}
 
 

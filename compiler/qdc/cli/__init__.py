@@ -23,7 +23,7 @@ VERBS = {
     "diff": "compare two recipes, builds or images in domain words",
     "audit": "prove or refute from its bytes what an image claims",
     "gate": "start an image and check that it answers, is lossless and fits",
-    "export": "write an image as an OCI layout, an archive, or into a container engine",
+    "export": "write an image as an OCI layout or an archive, into a container engine or a registry",
     "store": "verify the store, let go of what no build needs, share it",
 }
 

@@ -1,8 +1,9 @@
-"""`qdc export IMAGE DEST`: write an image of the store as `oci:DIR`, `archive:FILE` or into `docker:`."""
+"""`qdc export IMAGE DEST`: write an image of the store: `oci:DIR`, `archive:FILE`, `docker:`, `registry:REF`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from qdc.cli.common import answer, open_store, parser
 from qdc.cli.progress import listener
@@ -10,11 +11,17 @@ from qdc.core.errors import COULD_NOT, QdcError
 from qdc.run.references import refer
 from qdc.store.use import in_use
 
+if TYPE_CHECKING:
+    from qdc.image.layers import VirtualImage
+    from qdc.image.tar import Resolve
+
+DESTINATIONS = ("oci", "archive", "docker", "registry")
+
 
 def main(arguments: list[str]) -> int:
     options = parser("export", __doc__ or "")
     options.add_argument("image", help="a build id, @1, or a recipe path")
-    options.add_argument("destination", help="oci:DIR, archive:FILE or docker:")
+    options.add_argument("destination", help="oci:DIR, archive:FILE, docker: or registry:HOST/NAME[:TAG]")
     given = options.parse_args(arguments)
     near = Path(given.image) if given.image.endswith((".yaml", ".yml")) else None
     store = open_store(given.store, near)
@@ -26,14 +33,12 @@ def main(arguments: list[str]) -> int:
             hint="give a build id, @1, or a recipe path",
         )
     kind, _, name = given.destination.partition(":")
-    if kind not in ("oci", "archive", "docker") or (kind != "docker" and not name):
+    if kind not in DESTINATIONS or (kind != "docker" and not name):
         raise QdcError(
             "export.destination",
             f"`{given.destination}` is no destination",
-            hint="give oci:DIR, archive:FILE or docker:",
+            hint="give oci:DIR, archive:FILE, docker: or registry:HOST/NAME[:TAG]",
         )
-    from qdc.image import export
-
     shown = listener(given.quiet)
 
     def progress(done: int, total: int) -> None:
@@ -44,19 +49,39 @@ def main(arguments: list[str]) -> int:
         with in_use(store.root), store.staging() as work:
             folder = work / "image"
             store.link_out(build["image"]["artifact"], folder)
-            if kind == "oci":
-                image = export.export_oci(folder, store.resolve, Path(name).absolute(), progress)
-            elif kind == "archive":
-                image = export.export_archive(folder, store.resolve, Path(name).absolute(), progress)
-            else:
-                image = export.export_docker(folder, store.resolve, docker_client(), progress)
+            image, pushed = _write(kind, name, folder, store.resolve, progress)
     finally:
         shown.close()
     if given.json:
-        answer({"image": {"name": image.name, "id": f"sha256:{image.id}"}, "destination": given.destination})
+        written = {"name": image.name, "id": f"sha256:{image.id}"}
+        answer({"image": written, "destination": given.destination, "pushed": pushed})
     else:
-        print(f"{image.name}\n  image ID sha256:{image.id}\n  written to {given.destination}")
+        place = f"registry:{pushed['reference']}" if pushed else given.destination
+        print(f"{image.name}\n  image ID sha256:{image.id}\n  written to {place}")
+        if pushed:
+            print(f"  manifest {pushed['digest']}\n  sent {pushed['sent']:,} bytes ({pushed['blobs']} blobs)")
     return 0
+
+
+def _write(
+    kind: str, name: str, folder: Path, resolve: Resolve, progress: Any
+) -> tuple[VirtualImage, dict[str, Any] | None]:
+    """Write it; returns the image and, of a registry, what was sent."""
+    from qdc.image import export
+
+    if kind == "oci":
+        return export.export_oci(folder, resolve, Path(name).absolute(), progress), None
+    if kind == "archive":
+        return export.export_archive(folder, resolve, Path(name).absolute(), progress), None
+    if kind == "docker":
+        return export.export_docker(folder, resolve, docker_client(), progress), None
+    from qdc.image.push import push
+    from qdc.image.registry import connect, parse
+
+    with connect(parse(name)) as registry:
+        done = push(folder, resolve, registry, progress)
+    sent = {"reference": str(done.reference), "digest": done.digest, "blobs": done.blobs, "sent": done.sent}
+    return done.image, sent
 
 
 def docker_client() -> object:

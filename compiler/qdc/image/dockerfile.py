@@ -33,7 +33,7 @@ def dockerfile(image: VirtualImage) -> str:
     return template.render(
         name=image.name,
         id=f"sha256:{image.id}",
-        layers=[{"role": layer.role, "diff_id": layer.diff_id, "text": _text(layer)} for layer in image.layers],
+        layers=[{"role": layer.role, "blob": layer.stored[0], "text": _text(layer)} for layer in image.layers],
         env=config["Env"],
         labels=[(key, _quoted(value)) for key, value in sorted(config["Labels"].items())],
         ports=sorted(config["ExposedPorts"]),

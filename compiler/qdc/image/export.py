@@ -27,13 +27,14 @@ Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)"""
 
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+GZIP_LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _quiet(done: int, total: int) -> None:
+def quiet(done: int, total: int) -> None:
     """Progress that nobody watches."""
 
 
@@ -48,7 +49,8 @@ class _Blob:
 
 
 def oci_manifest(image: VirtualImage) -> bytes:
-    """The OCI image manifest of `image` with raw layers; its SHA-256 is the manifest digest."""
+    """The OCI image manifest of `image`; its SHA-256 is the manifest digest. Layers are raw, but those of a given base
+    that came compressed."""
     return canonical.dumps(
         {
             "schemaVersion": 2,
@@ -58,12 +60,20 @@ def oci_manifest(image: VirtualImage) -> bytes:
                 "digest": f"sha256:{image.id}",
                 "size": len(image.config),
             },
-            "layers": [
-                {"mediaType": LAYER_TYPE, "digest": f"sha256:{layer.diff_id}", "size": layer.size}
-                for layer in image.layers
-            ],
+            "layers": [_descriptor(layer) for layer in image.layers],
         }
     )
+
+
+def _descriptor(layer: Layer) -> dict[str, Any]:
+    digest, size = layer.stored
+    media_type = LAYER_TYPE if layer.gzip is None else GZIP_LAYER_TYPE
+    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": size}
+
+
+def stored_layers(image: VirtualImage) -> dict[str, Layer]:
+    """SHA-256 of each layer as it is stored -> the layer, base first, each once."""
+    return {layer.stored[0]: layer for layer in image.layers}
 
 
 def _blobs(image: VirtualImage, *, docker: bool) -> list[_Blob]:
@@ -92,13 +102,14 @@ def _blobs(image: VirtualImage, *, docker: bool) -> list[_Blob]:
                 {
                     "Config": f"blobs/sha256/{image.id}",
                     "RepoTags": [image.name],
-                    "Layers": [f"blobs/sha256/{layer.diff_id}" for layer in image.layers],
+                    "Layers": [f"blobs/sha256/{layer.stored[0]}" for layer in image.layers],
                 }
             ]
         )
     blobs = [_Blob(path, len(data), data) for path, data in sorted(small.items())]
-    seen = {layer.diff_id: layer for layer in image.layers}
-    return blobs + [_Blob(f"blobs/sha256/{layer.diff_id}", layer.size, layer=layer) for layer in seen.values()]
+    return blobs + [
+        _Blob(f"blobs/sha256/{digest}", layer.stored[1], layer=layer) for digest, layer in stored_layers(image).items()
+    ]
 
 
 def archive_chunks(image: VirtualImage, resolve: Resolve) -> Iterator[bytes]:
@@ -123,7 +134,7 @@ def archive_size(image: VirtualImage) -> int:
     return tar_size(entries)
 
 
-def export_archive(image_folder: Path, resolve: Resolve, file: Path, progress: Progress = _quiet) -> VirtualImage:
+def export_archive(image_folder: Path, resolve: Resolve, file: Path, progress: Progress = quiet) -> VirtualImage:
     """Write the image as one tar `file`, replacing one that is there. Raises QdcError `export.*` (exit 4)."""
     image = read_image(image_folder)
     total = archive_size(image)
@@ -143,7 +154,7 @@ def export_archive(image_folder: Path, resolve: Resolve, file: Path, progress: P
     return image
 
 
-def export_oci(image_folder: Path, resolve: Resolve, dest_dir: Path, progress: Progress = _quiet) -> VirtualImage:
+def export_oci(image_folder: Path, resolve: Resolve, dest_dir: Path, progress: Progress = quiet) -> VirtualImage:
     """Write the image as an OCI layout folder, with its Dockerfile, whose build context the folder is.
 
     Replaces an OCI layout or an empty folder; refuses to replace anything else. Raises QdcError `export.*`.
@@ -239,7 +250,7 @@ def _writing(place: Path, size: int) -> Iterator[None]:
         ) from error
 
 
-def export_docker(image_folder: Path, resolve: Resolve, client: Any, progress: Progress = _quiet) -> VirtualImage:
+def export_docker(image_folder: Path, resolve: Resolve, client: Any, progress: Progress = quiet) -> VirtualImage:
     """Load the image into the engine of `client` (a docker SDK client) from a stream: no file is written.
 
     Raises QdcError `export.docker` when the engine refuses it or holds another image ID afterwards.

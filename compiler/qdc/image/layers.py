@@ -1,7 +1,8 @@
 """Virtual layers and virtual images: what a tar or an image will hold, without its bytes.
 
-A layer is either entries whose contents are found by SHA-256, or one real tar found by its own SHA-256 (its
-`diff_id`, raw layers being stored uncompressed). This module does not know where those files are kept.
+A layer is either entries whose contents are found by SHA-256, or one real file found by its own SHA-256: a tar (that
+digest is then its `diff_id`), or a gzip of one, which a layer of a given base stays. This module does not know where
+those files are kept.
 """
 
 from __future__ import annotations
@@ -21,10 +22,19 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
+class Gzip:
+    """The stored form of a layer that is kept compressed: its SHA-256 (64 hex) and its bytes."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
 class Layer:
     """`diff_id`: SHA-256 of the tar (64 hex, without "sha256:"); `size`: its bytes; `role`: for people.
 
-    Either `entries` (arranged) or `tar` (the name that the tar had in its stage's output) is given.
+    Either `entries` (arranged) or `tar` (the name that its file had in its stage's output) is given; `gzip` where that
+    file is not the tar itself.
     """
 
     role: str
@@ -32,9 +42,17 @@ class Layer:
     size: int
     entries: tuple[Entry, ...] | None = None
     tar: str | None = None
+    gzip: Gzip | None = None
+
+    @property
+    def stored(self) -> tuple[str, int]:
+        """SHA-256 and bytes of the layer as manifests name it: what is exported."""
+        return (self.diff_id, self.size) if self.gzip is None else (self.gzip.sha256, self.gzip.size)
 
     def as_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {"role": self.role, "diff_id": f"sha256:{self.diff_id}", "size": self.size}
+        if self.gzip is not None:
+            value["gzip"] = {"digest": f"sha256:{self.gzip.sha256}", "size": self.gzip.size}
         if self.entries is None:
             value["tar"] = self.tar
         else:
@@ -54,15 +72,16 @@ def entry_json(entry: Entry) -> dict[str, Any]:
 def layer_from_json(value: Mapping[str, Any], role: str = "") -> Layer:
     """A `layer.json` or one layer of an `image.json`. Raises QdcError `image.layer` when it is neither."""
     try:
-        entries = value.get("entries")
+        entries, packed = value.get("entries"), value.get("gzip")
         return Layer(
             role=str(value.get("role", role)),
             diff_id=str(value["diff_id"]).removeprefix("sha256:"),
             size=int(value["size"]),
             entries=None if entries is None else tuple(map(_entry, entries)),
             tar=None if entries is not None else str(value["tar"]),
+            gzip=None if packed is None else Gzip(packed["digest"].removeprefix("sha256:"), int(packed["size"])),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise QdcError("image.layer", f"this is no layer description: {error!r}", exit_code=COULD_NOT) from error
 
 
@@ -147,17 +166,17 @@ class VirtualImage:
         return sum(layer.size for layer in self.layers)
 
     def chunks(self, layer: Layer, resolve: Resolve) -> Iterator[bytes]:
-        """The tar of one of its layers, checked against its digest at the end (QdcError `image.content`)."""
+        """One of its layers as it is stored, checked against its digest at the end (QdcError `image.content`)."""
         state, size = hashlib.sha256(), 0
         for chunk in self._raw_chunks(layer, resolve):
             state.update(chunk)
             size += len(chunk)
             yield chunk
-        if (state.hexdigest(), size) != (layer.diff_id, layer.size):
+        if (state.hexdigest(), size) != layer.stored:
             raise QdcError(
                 "image.content",
                 f"the {layer.role} layer is not the one that was built: its bytes give "
-                f"{state.hexdigest()[:12]}, expected {layer.diff_id[:12]}" + self._culprit(layer, resolve),
+                f"{state.hexdigest()[:12]}, expected {layer.stored[0][:12]}" + self._culprit(layer, resolve),
                 hint="run `qdc store verify`",
                 exit_code=COULD_NOT,
             )
@@ -167,7 +186,8 @@ class VirtualImage:
             return layer_chunks(layer.entries, resolve)
         local = self.folder / layer.tar if self.folder is not None and layer.tar else None
         held = local is not None and layer.tar != "layer.tar" and local.is_file()
-        return file_chunks(local if held and local is not None else resolve(layer.diff_id), layer.size)
+        digest, size = layer.stored
+        return file_chunks(local if held and local is not None else resolve(digest), size)
 
     @staticmethod
     def _culprit(layer: Layer, resolve: Resolve) -> str:

@@ -132,17 +132,24 @@ class Verdict(Closed):
     evidence: list[Evidence]
 
 
+class Transfer(Closed):
+    bytes: int = Field(description="fetched over a network; 0 where the image is at hand")
+    requests: int
+    unverified: list[str] = Field(description="what the answer rests on without having checked it")
+
+
 class Audit(Answer):
     """Of several images, one such object a line, in the order of the command; see `Error` for one that could not be
     read."""
 
     reference: str = Field(description="the image as the command line named it")
-    image: ImageId
+    image: ImageId | None = Field(description="null for a model folder")
     where: str
     tags: list[str]
     anchored: bool = Field(description="--expect or a build record named the image ID")
     verdicts: list[Verdict]
     counts: dict[str, int]
+    transfer: Transfer
 
 
 class Check(Closed):
@@ -157,9 +164,17 @@ class Gate(Answer):
     checks: list[Check]
 
 
+class Pushed(Closed):
+    reference: str = Field(description="name and tag that point at the image")
+    digest: ImageId = Field(description="of the image's manifest in the registry")
+    blobs: int = Field(description="that the registry lacked, and that were sent")
+    sent: int = Field(description="bytes of all that was sent")
+
+
 class Export(Answer):
     image: BuiltImage
     destination: str
+    pushed: Pushed | None = Field(description="null unless the destination is a registry")
 
 
 class Keep(Answer):
