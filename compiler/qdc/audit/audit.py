@@ -11,7 +11,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from qdc.audit import claims, documents, integrity, models, serving
+from qdc.audit import (
+    claims,
+    compliance,
+    documents,
+    drafters,
+    history,
+    integrity,
+    machine_code,
+    models,
+    packages,
+    serving,
+    target,
+    texts,
+)
 from qdc.audit.claims import MANIFEST
 from qdc.audit.evidence import (
     PROVED,
@@ -27,6 +40,7 @@ from qdc.audit.evidence import (
     reason,
 )
 from qdc.audit.integrity import Verdict, verdict
+from qdc.audit.packages import Package
 from qdc.core import canonical
 from qdc.core.errors import QdcError
 from qdc.formats.image import Image
@@ -57,13 +71,15 @@ def audit(
     rows = integrity.identity(reader, look, expect)
     findings = Findings()
     cut = integrity.cuts(reader)
-    found, hashed, known = integrity.layers(reader, look, documents.wanted_files(look), whole)
+    installed = packages.find(look)
+    wanted = documents.wanted_files(look) | packages.wanted_files(look, installed)
+    found, hashed, known = integrity.layers(reader, look, wanted, whole)
     rows += [*integrity.blobs(reader, known, whole), *found, *cut, *_hidden(look)]
     if cut and not reader.files():
         findings.unread[""] = cut[0]["evidence"][0]["text"]
         rows += _judge(look, asked, findings)
     else:
-        rows += _contents(look, hashed, asked, findings)
+        rows += _contents(look, hashed, installed, asked, findings)
     integrity.soften(reader, rows)
     counts = Counter(row["verdict"] for row in rows)
     fetched, requests = reader.transfer() if reader.transfer is not None else (0, 0)
@@ -84,7 +100,9 @@ def exit_code(report: Mapping[str, Any]) -> int:
     return 1 if counts[REFUTED] else 3 if counts[UNREAD] else 0
 
 
-def _contents(look: Look, digests: dict[str, str], asked: list[Claim], findings: Findings) -> list[Verdict]:
+def _contents(
+    look: Look, digests: dict[str, str], installed: list[Package], asked: list[Claim], findings: Findings
+) -> list[Verdict]:
     rows: list[Verdict] = []
     manifest: dict[str, Any] | None = None
     try:
@@ -96,7 +114,9 @@ def _contents(look: Look, digests: dict[str, str], asked: list[Claim], findings:
     started = serving.Serving(look, digests, files)
     findings.facts |= started.findings.facts
     findings.unread |= started.findings.unread
-    _models(look, started, findings)
+    history.history_facts(look, findings)
+    packages.package_facts(look, installed, digests, findings)
+    config = _models(look, started, findings)
     told: list[Claim] = []
     if started.serve is not None:
         told.append(Claim("serve.start", [*serving.START[0], *serving.START[1]], "qdc"))
@@ -105,29 +125,47 @@ def _contents(look: Look, digests: dict[str, str], asked: list[Claim], findings:
     if manifest is not None:
         rows += documents.judge_documents(look, manifest, started.serve, digests)
         told += _manifest_claims(manifest)
-    told += [*claims.label_claims(look), *claims.tag_claims(look)]
-    return rows + _judge(look, told + asked, findings)
+    told += [*claims.label_claims(look), *claims.tag_claims(look), *asked]
+    cards = [str(claim.value) for claim in told if claim.id == "deploy.hardware"]
+    machine_code.machine_code_facts(look, cards, config, findings)
+    compliance.compliance_facts(look, installed, started.arguments, findings)
+    return rows + _judge(look, told, findings)
 
 
-def _models(look: Look, started: serving.Serving, findings: Findings) -> None:
-    """Facts of target and drafter: the folders that the engine is given, else the only ones in the image."""
-    targets, drafters = models.find_models(look)
-    target = started.target or (targets[0] if len(targets) == 1 and not started.arguments else None)
-    drafter = started.drafter or (drafters[0] if len(drafters) == 1 and not started.arguments else None)
+def _models(look: Look, started: serving.Serving, findings: Findings) -> dict[str, Any]:
+    """Facts of target and drafter: the folders that the engine is given, else the only ones in the image.
+
+    The target's config.json, or nothing.
+    """
+    targets, drafts = models.find_models(look)
+    folder = started.target or (targets[0] if len(targets) == 1 and not started.arguments else None)
+    drafter = started.drafter or (drafts[0] if len(drafts) == 1 and not started.arguments else None)
     model = None
-    if target is not None:
-        model = models.target_facts(look, target, findings)
+    if folder is not None:
+        model = target.target_facts(look, folder, findings)
+        if model is not None:
+            texts.text_facts(look, model, findings)
     else:
         findings.unread["target.quantization."] = f"{len(targets)} target models were found"
+    config = model.config or {} if model is not None else {}
     if drafter is not None:
-        models.drafter_facts(look, drafter, model, findings)
+        drafters.drafter_facts(look, drafter, model, findings)
         if "drafter." in findings.unread:
-            return
-    method = started.speculation.get("method")
+            return config
+        drafters.plugin_window(look, findings)
     if started.arguments:
-        _drafter_kind(look, started, method, findings)
+        _drafter_kind(look, started, started.speculation.get("method"), findings)
     else:
-        _undecided_kind(look, drafters, findings)
+        _undecided_kind(look, drafts, findings)
+    _largest_k(findings)
+    return config
+
+
+def _largest_k(findings: Findings) -> None:
+    """No engine checks K against the draft block: here it is a contradiction."""
+    limit, k = drafters.largest_k(findings), findings.facts.get("serve.k")
+    if limit is not None and k is not None and type(k.value) is int and k.value > limit:
+        k.problems.append(f"the drafter's block has room for {limit} draft tokens, K is {k.value}")
 
 
 def _undecided_kind(look: Look, drafters: list[str], findings: Findings) -> None:
@@ -153,12 +191,15 @@ def _undecided_kind(look: Look, drafters: list[str], findings: Findings) -> None
 def _drafter_kind(look: Look, started: serving.Serving, method: Any, findings: Findings) -> None:
     """`drafter.kind` as the engine is told, which the drafter's own configuration must agree with."""
     stored = findings.facts.get("drafter.kind")
-    kind = "none" if not started.speculation else str(method)
-    problems = []
+    kind = drafters.kind_of_method(str(method), stored.value if stored else None) if started.speculation else "none"
+    problems = list(stored.problems) if stored is not None else []
     if kind == "dflash" and stored is None:
         problems.append("the engine is told dflash, but no DFlash drafter is where it looks")
     if stored is not None and stored.value != kind:
         problems.append(f"the engine is told {kind}, the weights are a {stored.value} drafter")
+    head = findings.facts.get("target.mtp")
+    if kind == "mtp" and "target.quantization." not in findings.unread and (head is None or not head.value):
+        problems.append("the engine is told mtp, and the target stores no MTP head")
     row = (
         look.spot(started.where, f'\\"method\\":\\"{kind}\\"'.encode(), f"method {kind}")
         if started.where
@@ -201,7 +242,7 @@ def _patch_claims(document: Mapping[str, Any], source: str) -> list[Claim]:
 
 
 def _judge(look: Look, told: list[Claim], findings: Findings) -> list[Verdict]:
-    groups = claims.by_id(told)
+    groups = claims.by_id([*told, *findings.claims])
     rows = []
     for id in sorted({*groups, *findings.facts}):
         fact, group = findings.facts.get(id), groups.get(id, [])
@@ -209,7 +250,7 @@ def _judge(look: Look, told: list[Claim], findings: Findings) -> list[Verdict]:
             rows.append(_against_bytes(look, id, fact, group))
         else:
             rows.append(_against_words(look, id, group, findings.why_unread(id)))
-    if not groups:
+    if not told:
         for name, why in sorted(findings.unread.items()):
             rows.append(verdict(name.rstrip("."), UNREAD, None, [look.configuration(why)]))
     return rows

@@ -55,10 +55,20 @@ class Claim:
 
 @dataclass
 class Findings:
-    """Facts by claim id; `unread`: claim ids (or prefixes ending in `.`) that could not be read, and why."""
+    """Facts by claim id; `unread`: claim ids (or prefixes ending in `.`) that could not be read, and why.
+
+    `claims`: what must hold of any image, whoever says nothing of it; a fact with problems is refuted by them.
+    """
 
     facts: dict[str, Fact] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
+    claims: list[Claim] = field(default_factory=list)
+
+    def fault(self, id: str, fact: Fact) -> None:
+        """A fact whose problems need no claim to be refuted."""
+        self.facts[id] = fact
+        if fact.problems:
+            self.claims.append(Claim(id, fact.value, "qdc"))
 
     def why_unread(self, id: str) -> str | None:
         for name, why in self.unread.items():
