@@ -63,6 +63,10 @@ MAKERS: dict[str, Callable[[], Fixture | Folder]] = {
     "stock-unneeded-library": lambda: images.kernels(
         fa2=("sm_80", "sm_86"), extra={f"{SITE}/vllm/_flashmla_C.abi3.so": library(fatbin("sm_100f"))}
     ),
+    "nvcc-two-architectures": lambda: images.compiled("two.so"),
+    "nvcc-another-card": lambda: images.compiled("ada.so"),
+    "nvcc-ptx-alone": lambda: images.compiled("ptx.so"),
+    "nvcc-compressed": lambda: images.compiled("compressed.so"),
     "qdc-untouched": tampered.untouched,
     "qdc-weights-byte": tampered.weights,
     "qdc-drafter-byte": lambda: tampered.weights(tampered.DRAFTER),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from audit_fixtures import models
@@ -166,6 +167,12 @@ def kernels(
         **(extra or {}),
     }
     return served(speculation(), files=files)
+
+
+def compiled(name: str) -> Fixture:
+    """The engine's own library is one that NVIDIA's compiler made (tests/cuda/make.sh)."""
+    path = Path(__file__).parents[1] / "cuda" / name
+    return served(speculation(), files={f"{SITE}/vllm/_C.abi3.so": path.read_bytes()})
 
 
 def shadowed() -> Fixture:
