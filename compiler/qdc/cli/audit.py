@@ -5,6 +5,7 @@ Exit 0 when nothing is refuted, 1 when something is, 3 when something could not 
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from pathlib import Path
 
@@ -16,7 +17,11 @@ from qdc.store.use import in_use
 
 def main(arguments: list[str]) -> int:
     options = parser("audit", __doc__ or "")
-    options.add_argument("image", help="archive:FILE, oci:DIR, docker:NAME, a build id, @1, or a recipe path")
+    options.add_argument(
+        "image",
+        help="archive:FILE, oci:DIR, docker:NAME, registry:REF, folder:DIR (a model), a build id, @1, or a recipe path;"
+        " #TAG or #linux/arm64 behind a place names one of several images",
+    )
     options.add_argument("--recipe", type=Path, help="claims to check: the product fields of this recipe")
     options.add_argument(
         "--require",
@@ -26,6 +31,11 @@ def main(arguments: list[str]) -> int:
         help="a claim to check, e.g. serve.k=15 (repeatable)",
     )
     options.add_argument("--expect", metavar="IMAGE_ID", help="the image ID that it must have (sha256:...)")
+    options.add_argument(
+        "--digests",
+        action=argparse.BooleanOptionalAction,
+        help="read every layer whole and check its digest (the default, but for registry:, of which parts are fetched)",
+    )
     given = options.parse_args(arguments)
     near = Path(given.image) if given.image.endswith((".yaml", ".yml")) else None
     store = open_store(given.store, near)
@@ -43,8 +53,8 @@ def main(arguments: list[str]) -> int:
     from qdc.audit.text import render_text
 
     def check(place: str, name: str, expect: str | None, **shown: str) -> dict[str, object]:
-        with open_image(place, name, **shown) as reader:
-            return audit(reader, recipe=recipe, require=given.require, expect=expect)
+        with open_image(place, name, digests=given.digests, **shown) as reader:
+            return audit(reader, recipe=recipe, require=given.require, expect=expect, digests=given.digests)
 
     if reference.build is None:
         report = check(str(reference.place), reference.name, given.expect)
