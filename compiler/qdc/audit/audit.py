@@ -84,7 +84,7 @@ def audit(
     counts = Counter(row["verdict"] for row in rows)
     fetched, requests = reader.transfer() if reader.transfer is not None else (0, 0)
     return {
-        "image": reader.image_id,
+        "image": reader.image_id or None,
         "where": reader.where,
         "tags": list(reader.tags),
         "anchored": expect is not None,
@@ -112,9 +112,10 @@ def _contents(
     files = (manifest or {}).get("files")
     files = {str(path): str(digest) for path, digest in files.items()} if isinstance(files, dict) else {}
     started = serving.Serving(look, digests, files)
-    findings.facts |= started.findings.facts
-    findings.unread |= started.findings.unread
-    history.history_facts(look, findings)
+    if look.image.image_id:
+        findings.facts |= started.findings.facts
+        findings.unread |= started.findings.unread
+        history.history_facts(look, findings)
     packages.package_facts(look, installed, digests, findings)
     config = _models(look, started, findings)
     told: list[Claim] = []
@@ -181,6 +182,8 @@ def _undecided_kind(look: Look, drafters: list[str], findings: Findings) -> None
         return
     findings.unread["drafter."] = "no drafter was found"
     if look.image.cuts:
+        return
+    if not look.image.image_id:
         return
     row = look.configuration("no folder of the image holds a DFlash drafter")
     findings.facts["drafter.kind"] = Fact(
@@ -323,8 +326,7 @@ def _hidden(look: Look) -> list[Verdict]:
             "offset": item.entry.offset,
             "length": item.entry.size,
             "text": f"hidden by /{item.by} in layer {item.by_layer}",
-            "command": f"{look.image.show(item.entry)} | tail -c +{item.entry.offset + 1}"
-            f" | head -c {item.entry.size}",
+            "command": look.image.excerpt(item.entry, item.entry.offset, item.entry.size),
         }
         for item in found[:20]
     ]

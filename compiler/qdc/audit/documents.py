@@ -37,7 +37,9 @@ def telling(path: str) -> bool:
 
 def small(path: str) -> bool:
     """Whether the bytes of a small file are likely to be asked for."""
-    return wanted(path) or path.endswith((*_TELLING, "METADATA", "RECORD", "entry_points.txt")) or path.startswith("etc/")
+    return (
+        wanted(path) or path.endswith((*_TELLING, "METADATA", "RECORD", "entry_points.txt")) or path.startswith("etc/")
+    )
 
 
 def wanted_files(look: Look) -> set[str]:

@@ -93,7 +93,7 @@ class Look:
             return self.absent(path, text)
         length = entry.size - offset if length is None else length
         start = entry.offset + offset
-        command = f"{self.image.show(entry)} | tail -c +{start + 1} | head -c {length}"
+        command = self.image.excerpt(entry, start, length)
         return {
             "layer": self.image.origin(entry),
             "path": f"/{entry.path}",

@@ -32,7 +32,7 @@ def verdict(claim: str, word: str, value: Any, evidence: list[dict[str, Any]]) -
 
 def identity(image: Image, look: Look, expect: str | None) -> list[Verdict]:
     """`image.id` against `expect` (64 hex, with or without `sha256:`), and the digits in the tag."""
-    if image.image_id is None:
+    if not image.image_id:
         text = "a folder has no image ID; its files are what they are"
         return [] if expect is None else [verdict("image.id", UNREAD, None, [{**EMPTY, "text": text}])]
     if expect is None:
@@ -60,12 +60,12 @@ def blobs(image: Image, known: Mapping[Hashable, str], whole: bool = True) -> li
     digests = dict(known)
     for item in image.declared:
         place, size, found = ranges.place(item.blob), item.blob.size, None
+        text = f"{item.where} names {item.digest}" + ("" if item.size is None else f", {item.size} bytes")
         evidence = {
             "layer": item.digest if item.what.startswith("layer") else None,
             "path": f"({item.what})",
             "offset": 0,
             "length": size,
-            "text": f"{item.where} names {item.digest}" + ("" if item.size is None else f", {item.size} bytes"),
             "command": None,
         }
         try:
@@ -73,15 +73,15 @@ def blobs(image: Image, known: Mapping[Hashable, str], whole: bool = True) -> li
                 digests[place] = ranges.sha256(item.blob)
             found = digests.get(place)
         except QdcError as error:
-            evidence["text"] += f"; {reason(error)}"
+            text += f"; {reason(error)}"
         same = f"sha256:{found}" == item.digest and item.size in (None, size)
         if found is None:
-            evidence["text"] += "" if whole else f"; {NOT_WHOLE}"
+            text += "" if whole else f"; {NOT_WHOLE}"
         elif not same:
-            evidence["text"] += f"; the bytes are sha256:{found}, {size} bytes"
+            text += f"; the bytes are sha256:{found}, {size} bytes"
         name = item.what.replace("layer ", "layers[") + ("]" if item.what.startswith("layer") else "")
         row = rows.setdefault(f"image.{name}.digest", verdict(f"image.{name}.digest", PROVED, item.digest, []))
-        row["evidence"].append(evidence)
+        row["evidence"].append({**evidence, "text": text})
         if found is not None and not same:
             row["verdict"] = REFUTED
         elif found is None and row["verdict"] == PROVED:
@@ -135,9 +135,7 @@ def layers(
     return rows, hashed, read
 
 
-def _layer(
-    image: Image, layer: Layer, files: Mapping[str, Entry], whole: bool
-) -> tuple[str | None, dict[str, str]]:
+def _layer(image: Image, layer: Layer, files: Mapping[str, Entry], whole: bool) -> tuple[str | None, dict[str, str]]:
     """SHA-256 of a layer's uncompressed bytes, None if it is not read whole, and of some of its files."""
     if layer.surveyed is not None:
         if layer.surveyed.size is None and layer.surveyed.error is not None:

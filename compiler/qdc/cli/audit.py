@@ -6,6 +6,7 @@ Exit 0 when nothing is refuted, 1 when something is, 3 when something could not 
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,11 +25,12 @@ WORST = (1, COULD_NOT, 3, 0)
 
 @dataclass(frozen=True)
 class Asked:
-    """What every image is asked. `expect`: for each image its ID, or None for all."""
+    """What every image is asked. `expect`: the ID of each image, in order, or of none; `digests`: see `audit`."""
 
     recipe: dict[str, Any] | None
     require: list[str]
     expect: list[str]
+    digests: bool | None
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +39,8 @@ def main(arguments: list[str]) -> int:
         "images",
         nargs="+",
         metavar="IMAGE",
-        help="archive:FILE, oci:DIR, docker:NAME, a build id, @1, or a recipe path",
+        help="archive:FILE, oci:DIR, docker:NAME, registry:REF, folder:DIR (a model), a build id, @1, or a recipe path;"
+        " #TAG or #linux/arm64 behind a place names one of several images",
     )
     options.add_argument("--recipe", type=Path, help="claims to check: the product fields of this recipe")
     options.add_argument(
@@ -54,8 +57,13 @@ def main(arguments: list[str]) -> int:
         metavar="IMAGE_ID",
         help="the image ID that it must have (sha256:...); with several images one for each, in their order",
     )
+    options.add_argument(
+        "--digests",
+        action=argparse.BooleanOptionalAction,
+        help="read every layer whole and check its digest (the default, but for registry:, of which parts are fetched)",
+    )
     given = options.parse_args(arguments)
-    asked = _asked(given.recipe, given.require, given.expect, given.images)
+    asked = _asked(given)
     near = next((Path(text) for text in given.images if text.endswith((".yaml", ".yml"))), None)
     store = open_store(given.store, near)
     codes = []
@@ -72,23 +80,24 @@ def main(arguments: list[str]) -> int:
     return next(code for code in WORST if code in codes)
 
 
-def _asked(recipe: Path | None, require: list[str], expect: list[str], images: list[str]) -> Asked:
+def _asked(given: argparse.Namespace) -> Asked:
     """Checked before any image is opened. Raises QdcError on wrong use."""
     from qdc.audit.claims import requirement
 
-    for text in require:
+    for text in given.require:
         requirement(text)
-    if expect and len(expect) != len(images):
+    if given.expect and len(given.expect) != len(given.images):
         raise QdcError(
             "audit.expect",
-            f"{len(expect)} image IDs are expected of {len(images)} images",
+            f"{len(given.expect)} image IDs are expected of {len(given.images)} images",
             hint="give --expect once for each image, in their order, or not at all",
         )
-    if recipe is None:
-        return Asked(None, require, expect)
-    from qdc.recipe.load import load
+    recipe = None
+    if given.recipe is not None:
+        from qdc.recipe.load import load
 
-    return Asked(load(recipe).data, require, expect)
+        recipe = load(given.recipe).data
+    return Asked(recipe, given.require, given.expect, given.digests)
 
 
 def _print(report: Mapping[str, Any], as_json: bool, blank: bool) -> int:
@@ -124,5 +133,11 @@ def _check(reference: Reference, asked: Asked, expect: str | None, **shown: str)
     from qdc.audit.audit import audit
     from qdc.audit.images import open_image
 
-    with open_image(str(reference.place), reference.name, **shown) as reader:
-        return audit(reader, recipe=asked.recipe, require=asked.require, expect=expect)
+    with open_image(
+        str(reference.place),
+        reference.name,
+        shown=shown.get("shown"),
+        prints=shown.get("prints"),
+        digests=asked.digests,
+    ) as reader:
+        return audit(reader, recipe=asked.recipe, require=asked.require, expect=expect, digests=asked.digests)

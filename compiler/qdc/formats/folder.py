@@ -72,8 +72,8 @@ class ModelFolder(Image):
     def origin(self, entry: Entry) -> str | None:
         return None
 
-    def show(self, entry: Entry) -> str:
-        return f"cat {shlex.quote(str(self.root / entry.path))}"
+    def excerpt(self, entry: Entry, start: int, length: int) -> str:
+        return f"tail -c +{start + 1} {shlex.quote(str(self.root / entry.path))} | head -c {length}"
 
 
 def open_folder(path: Path, shown: str | None = None) -> ModelFolder:

@@ -108,7 +108,7 @@ class Layer:
 
 
 class Image:
-    """`config` is the parsed `config_bytes`; `image_id` is `sha256:` of those bytes, None without a configuration.
+    """`config` is the parsed `config_bytes`; `image_id` is `sha256:` of those bytes, "" without any.
 
     `commands`: for each layer the shell command that prints its stored bytes, for a person who checks by hand.
     `transfer`: what was fetched over a network, (bytes, requests), or None where nothing is; then layers are not read
@@ -135,7 +135,7 @@ class Image:
         self.commands = commands
         what = f"{where}: the image configuration"
         self.config = {} if config_bytes is None else as_object(parse_json(config_bytes, what), what)
-        self.image_id = None if config_bytes is None else f"sha256:{sha256_bytes(config_bytes)}"
+        self.image_id = "" if config_bytes is None else f"sha256:{sha256_bytes(config_bytes)}"
         rootfs = self.config.get("rootfs")
         diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
         self.diff_ids = [item for item in diff_ids if isinstance(item, str)] if isinstance(diff_ids, list) else []
@@ -166,7 +166,8 @@ class Image:
             except QdcError as error:
                 self.cuts.append(Cut(layer.number, error.message))
         sparse = [entry for entry in overlay.entries.values() if entry.type == "sparse"]
-        self.cuts += [Cut(e.layer, f"{e.path[:200]!r} is stored as a sparse file, which is not read") for e in sparse[:5]]
+        why = "is stored as a sparse file, which is not read"
+        self.cuts += [Cut(entry.layer, f"{entry.path[:200]!r} {why}") for entry in sparse[:5]]
         return overlay
 
     @property
@@ -227,9 +228,9 @@ class Image:
             packed = False
         return f"{stored} | gzip -dc" if packed else stored
 
-    def show(self, entry: Entry) -> str:
-        """The shell command that prints the bytes in which a file's range is counted: its layer's tar."""
-        return self.command(entry.layer)
+    def excerpt(self, entry: Entry, start: int, length: int) -> str:
+        """The shell command that prints bytes of a file, counted as evidence counts them: in its layer's tar."""
+        return f"{self.command(entry.layer)} | tail -c +{start + 1} | head -c {length}"
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes of the file at `path`; the whole file (at most 64 MiB) when `length` is None."""

@@ -22,7 +22,18 @@ from qdc.formats.ranges import Allowance, BytesRange, FileRange, RangeReader, Su
 from qdc.formats.strict import as_object, parse_json
 from qdc.formats.survey import Survey, Wanted
 
-__all__ = ["Declared", "Image", "Layer", "as_object", "from_manifest", "open_image", "parse_json", "ranges"]
+__all__ = [
+    "Declared",
+    "Image",
+    "Layer",
+    "as_object",
+    "choose",
+    "from_manifest",
+    "open_archive",
+    "open_image",
+    "parse_json",
+    "ranges",
+]
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _REF = "org.opencontainers.image.ref.name"
@@ -59,6 +70,8 @@ def open_image(
     if path.is_dir():
         image = _from_layout(_Folder(path, prints or str(path)), where, choice)
     else:
+        if not path.is_file():
+            raise _bad("archive", f"{where} is no file and no folder")
         file = FileRange(path)
         packed = file.size >= 2 and file.read(0, 2) == gzip.MAGIC
         allowance = Allowance(file.size)
@@ -170,7 +183,7 @@ def _chosen(candidates: list[_Candidate], choice: str | None, where: str, usual:
         fitting = [item for item in fitting if usual(item)] or fitting
     if len(fitting) == 1:
         return fitting[0].entry
-    names = [item.names[0] for item in (candidates if not fitting else fitting) if item.names]
+    names = [item.names[0] for item in (fitting or candidates) if item.names]
     listed = ", ".join(names[:8]) + (", .." if len(names) > 8 else "")
     why = f"{choice!r} is none of them" if choice and not fitting else f"{len(fitting)} fit" if choice else "which one?"
     raise QdcError(
@@ -181,7 +194,8 @@ def _chosen(candidates: list[_Candidate], choice: str | None, where: str, usual:
     )
 
 
-def _of_index(manifests: Any, where: str, choice: str | None) -> dict[str, Any]:
+def choose(manifests: Any, where: str, choice: str | None) -> dict[str, Any]:
+    """The entry of an index that is meant: by `choice`, else the only image, else linux/amd64. Raises `image.index`."""
     if not isinstance(manifests, list) or not all(isinstance(item, dict) for item in manifests):
         raise _bad("index", f"{where}: the index lists no manifests")
     found = []
@@ -209,7 +223,12 @@ def _from_layout(store: _Folder | _Archive, where: str, choice: str | None = Non
 
 
 def from_manifest(
-    store: Blobs, manifest: dict[str, Any], said_in: str, where: str, choice: str | None = None
+    store: Blobs,
+    manifest: dict[str, Any],
+    said_in: str,
+    where: str,
+    choice: str | None = None,
+    make: type[Image] = Image,
 ) -> Image:
     """The image of a manifest, or of an index whose blobs `store` has. Raises QdcError `image.*`."""
     declared: list[Declared] = []
@@ -219,7 +238,7 @@ def from_manifest(
         if (depth := depth + 1) > 4:
             raise _bad("index", f"{where}: indexes inside indexes")
         several = isinstance(manifest["manifests"], list) and len(manifest["manifests"]) > 1
-        chosen = _of_index(manifest["manifests"], where, choice if several else None)
+        chosen = choose(manifest["manifests"], where, choice if several else None)
         notes = chosen.get("annotations")
         tag = notes.get(_REF) if isinstance(notes, dict) else None
         tags += [tag] if isinstance(tag, str) else []
@@ -235,7 +254,7 @@ def from_manifest(
     for number, layer in enumerate(listed[: MAX_LAYERS + 1]):
         declared.append(_declared(store, f"layer {number}", said_in, layer, where))
         layers.append((declared[-1].blob, declared[-1].digest))
-    return Image(
+    return make(
         where,
         _small(config, "configuration", where),
         layers,

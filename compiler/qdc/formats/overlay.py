@@ -131,15 +131,15 @@ class Overlay:
             inside = self._children.get(victim)
             self._spend(1 + len(inside or ()))
             entry = self.entries.get(victim)
-            if entry is not None and not (keep and victim == path):
-                if below is None or self._linked.get(victim, entry.layer) < below:
-                    self._gone(entry, layer, by)
+            mine = entry is not None and below is not None and self._linked.get(victim, entry.layer) >= below
+            if entry is not None and not mine and not (keep and victim == path):
+                self._gone(entry, layer, by)
             if inside is not None:
                 stack.extend(inside)
                 seen.append(victim)
         for folder in reversed(seen):
-            inside = dict.fromkeys(self._children.pop(folder, ()))
-            left = [item for item in inside if item in self.entries or item in self._children]
+            unique = dict.fromkeys(self._children.pop(folder, ()))
+            left = [item for item in unique if item in self.entries or item in self._children]
             if left:
                 self._children[folder] = left
 

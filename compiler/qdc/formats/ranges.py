@@ -148,32 +148,35 @@ class Allowance:
 class Hashing:
     """SHA-256 in a thread of its own, so that bytes are hashed while the next ones are read.
 
-    A context; `take(state, chunk)` in order, then `finish` (or the context's end) before `state` is asked.
+    A context; `take(state, chunk)` in order, and `state` is asked after the context's end. Little is hashed at once.
     """
 
     def __init__(self) -> None:
         self._queue: queue.Queue[tuple[Any, Any] | None] = queue.Queue(maxsize=8)
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        self._taken = 0
 
     def __enter__(self) -> Hashing:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.finish()
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
             item[0].update(item[1])
 
     def take(self, state: Any, chunk: bytes | memoryview) -> None:
+        self._taken += len(chunk)
+        if self._taken < CHUNK:
+            state.update(chunk)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, daemon=True)
+            self._thread.start()
         self._queue.put((state, chunk))
-
-    def finish(self) -> None:
-        """Wait until all is hashed; nothing can be taken afterwards."""
-        if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join()
 
 
 def fetcher(source: RangeReader) -> Callable[[int, int], bytes]:

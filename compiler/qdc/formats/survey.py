@@ -182,6 +182,7 @@ def archive(chunks: Iterator[bytes | memoryview], what: str, pool: Pool) -> Arch
                 if len(data) == member.size:
                     found.outer.kept[member.offset] = data
                     left -= len(data)
+        forward.drain()
     except QdcError as error:
         found.outer.error = error
     return found
@@ -193,7 +194,9 @@ def _layer(forward: Forward, member: tar.Member, start: bytes, pool: Pool) -> tu
 
         def passing() -> Iterator[bytes | memoryview]:
             nonlocal size
-            for piece in chain((start,), forward.part(member.offset + len(start), member.size - len(start))):
+            rest = forward.part(member.offset + len(start), member.size - len(start))
+            parts: Iterator[bytes | memoryview] = chain((start,), rest)
+            for piece in parts:
                 size += len(piece)
                 hashing.take(stored, piece)
                 yield piece
