@@ -75,6 +75,12 @@ class Shell(Programs, Builtins):
         self.state.status = 1
         self.end()
 
+    def may_leave(self) -> None:
+        """An error that perhaps ends the shell here."""
+        state = self.state.copy()
+        state.status = 1
+        self.ends[-1].append(state)
+
     def end(self) -> None:
         self.ends[-1].append(self.state.copy())
         raise Dead

@@ -489,7 +489,11 @@ class Builtins(Tests):
         to, sure = out, True
         for item in redirects:
             line = item.target.line
-            target = self.one(item.body or item.target, tilde=False) if item.op[:2] == "<<" else self.one(item.target)
+            self.redirecting = True
+            try:
+                target = self.one(item.body or item.target, tilde=item.op[:2] != "<<")
+            finally:
+                self.redirecting = False
             if item.op[:2] == "<<":
                 ending = [Value("\n", self.here(line))] if item.op == "<<<" else []
                 self.state.stdin = join([target, *ending], self.here(line))

@@ -65,6 +65,9 @@ class Expander:
     dialect: str
     image: Files
     leave: Callable[[int], None]
+    may_leave: Callable[[], None]
+    redirecting: bool = False
+    tolerant: bool = False
     captured: Callable[[Output, int], Value]
 
     def here(self, line: int) -> Place:
@@ -274,11 +277,20 @@ class Expander:
         return self._element(items, int(index), line)
 
     def _checked(self, value: Value | None, name: str, line: int) -> Value:
-        if value is not None:
+        if value is not None and not (value.many and "nounset" in self.state.options):
             return value
         if "nounset" in self.state.options:
+            self.unset(name, value is not None, line)
+        return value or Value("", self.here(line))
+
+    def unset(self, name: str, perhaps: bool, line: int) -> None:
+        """`set -u` or `${X?}` with a variable that is not set: the shell ends."""
+        if self.redirecting:
+            raise self.lost(line, f"${name}, which is not set, in a redirection")
+        if perhaps:
+            self.may_leave()
+        else:
             self.leave(line)
-        return Value("", self.here(line))
 
     def _length(self, part: Param, line: int) -> Value:
         value = self._checked(self._scalar(part, line), part.name, line)
@@ -308,7 +320,7 @@ class Expander:
             if len(items) == 1 and joined.text == "" and ":" in part.op:
                 there = False
             if there == ("+" in part.op):
-                return self.pieces(part.arg, line)
+                return self._inner(part, self.pieces(part.arg, line), line)
             if not there:
                 return [Piece("quoted", Value("", self.here(line)))] if part.quoted and star else []
         elif part.op == ":" and not many:
@@ -344,17 +356,21 @@ class Expander:
             lost = replace(value, many=value.many or not part.quoted)
             if op == "=":
                 self.set(part.name, lost, line)
+            if op == "?":
+                self.unset(part.name, True, line)
             return [Piece(kind, lost.over(losing) if losing else lost)]
         there = value is not None and not (colon and value.text == "")
+        if op == "+" and not there:
+            return [Piece(kind, Value("", self.here(line)))]
         if op == "+":
-            return self.pieces(part.arg, line, tilde=not part.quoted) if there else [
-                Piece(kind, Value("", self.here(line)))
-            ]  # fmt: skip
+            return self._inner(part, self.pieces(part.arg, line, tilde=not part.quoted), line)
         if there and value is not None:
             losing = self._silent(part.arg, line) if op in "-=" else None
             return [Piece(kind, value.over(losing) if losing and losing.known else value)]
         if op == "?":
-            self.leave(line)
+            self.unset(part.name, False, line)
+        if op == "=" and self.redirecting:
+            raise self.lost(line, "an assignment in a redirection")
         found = self.pieces(part.arg, line, tilde=not part.quoted)
         if value is not None:
             found = [Piece(piece.kind, piece.value.over(value)) for piece in found]
@@ -362,6 +378,10 @@ class Expander:
             whole = self._whole(found, line)
             self.set(part.name, whole, line)
             return [Piece(kind, whole)]
+        return self._inner(part, found, line)
+
+    def _inner(self, part: Param, found: list[Piece], line: int) -> list[Piece]:
+        """What stood inside braces: its plain text is split as well."""
         if part.quoted and not found:
             return [Piece("quoted", Value("", self.here(line)))]
         return [Piece("spread" if piece.kind == "literal" else piece.kind, piece.value) for piece in found]
@@ -422,7 +442,10 @@ class Expander:
         return pattern([(piece.value.text or "", piece.kind == "quoted") for piece in pieces])
 
     def sum(self, parts: Iterable[Any], line: int) -> Value:
-        """The value of an arithmetic expression on whole numbers; assignments in it are unknown."""
+        """The value of an arithmetic expression on whole numbers.
+
+        One over what is not known is taken to be a sum. Raises Undecidable for what may be an error or assigns.
+        """
         pieces = self.pieces(parts, line)
         source = join([piece.value for piece in pieces], self.here(line))
         if source.text is None:
@@ -430,12 +453,14 @@ class Expander:
         from qdc.audit.shell_sums import NotSimple, calculate
 
         used: list[Value] = []
+        missing: list[Value] = []
 
         def look(name: str) -> str:
             value = self.get(name, line)
             if value is None and "nounset" in self.state.options:
                 raise NotSimple(f"{name} is not set")
             if value is not None and not value.known:
+                missing.append(value)
                 raise NotSimple(f"{name} is not known: {value.why}")
             used.extend([value] if value else [])
             return value.text or "0" if value else "0"
@@ -443,7 +468,10 @@ class Expander:
         try:
             return Value(str(calculate(source.text, look)), self.here(line), parts=tuple(used))
         except NotSimple as error:
-            return unknown(self.here(line), f"the sum {source.text.strip()[:60]}: {error}")
+            lost = unknown(self.here(line), f"the sum {source.text.strip()[:60]}: {error}")
+            if missing or self.tolerant:
+                return lost
+            raise Undecidable(lost) from error
 
     # ---- assignment
 

@@ -186,7 +186,11 @@ class Tests(Expander):
         return self.doubt(a if not a.known else unknown(self.here(line), f"`{op}` in [[ ]]"))
 
     def arithmetic(self, node: Arithmetic) -> Answer:
-        value = self.sum(node.parts, node.line)
+        self.tolerant = True
+        try:
+            value = self.sum(node.parts, node.line)
+        finally:
+            self.tolerant = False
         if value.text is not None:
             return value.text != "0"
         source = "".join(getattr(part, "text", getattr(part, "name", "")) for part in node.parts)
