@@ -230,9 +230,6 @@ def _launches(a: tuple[Launch, ...], b: tuple[Launch, ...]) -> tuple[Launch, ...
 
 
 def _like(a: Launch, b: Launch) -> bool:
-    return (
-        a.place == b.place
-        and _texts(a.words) == _texts(b.words)
-        and {name: value.text for name, value in a.environment.items()}
-        == {name: value.text for name, value in b.environment.items()}
-    )
+    return a.place == b.place and _texts(a.words) == _texts(b.words) and {
+        name: value.text for name, value in a.environment.items()
+    } == {name: value.text for name, value in b.environment.items()}
