@@ -129,7 +129,7 @@ def _audit(text: str, store: Store, asked: Asked, number: int) -> dict[str, Any]
         return {"reference": text, **_check(exported, asked, expect or build["image"]["id"], **shown)}
 
 
-def _check(reference: Reference, asked: Asked, expect: str | None, **shown: str) -> dict[str, Any]:
+def _check(reference: Reference, asked: Asked, expect: str | None, **shown: Any) -> dict[str, Any]:
     from qdc.audit.audit import audit
     from qdc.audit.images import open_image
 

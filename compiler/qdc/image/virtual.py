@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Sequence
 from pathlib import Path
 
-from qdc.formats.oci import Image
+from qdc.formats.image import Image
 from qdc.formats.ranges import FileRange, RangeReader, truncated
 from qdc.image.layers import Layer, VirtualImage
 from qdc.image.tar import BLOCK, END, Entry, Resolve, header

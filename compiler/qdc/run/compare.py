@@ -17,7 +17,7 @@ from typing import Any
 
 from qdc.core.errors import QdcError
 from qdc.formats import ranges
-from qdc.formats.oci import Image
+from qdc.formats.image import Image
 from qdc.manifest.diff import contents, diff, document_kind, product_of
 from qdc.manifest.diff.sides import lock_changes, measurement_changes
 from qdc.manifest.diff.words import Change, change, said, short, subject_of
@@ -37,7 +37,9 @@ COMPARED = {
     "model folder": "recipes, manifests, builds, images and model folders",
 }
 _PLAIN = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
-_ELSEWHERE = ("serve.start", "serve.weights", "serve.chat_template", "serve.patches[", "serve.packages")
+_ELSEWHERE = ("serve.start", "serve.weights", "serve.chat_template", "target.chat_template", "serve.patches[",
+              "serve.packages", "serve.engine.files")  # fmt: skip
+"""Facts that other parts of a comparison tell."""
 _TEMPLATE = 1 << 20
 
 
@@ -75,7 +77,7 @@ def compare(a: Side, b: Side) -> tuple[list[Change], Unread]:
     elif both[0] is not None and both[1] is not None:
         common = True
         changes += _by_facts(a, b, unread)
-    elif (a.document or b.document) is not None and (a.image or b.image) is not None:
+    elif (a.document is not None and b.image is not None) or (b.document is not None and a.image is not None):
         common = True
         changes += _claims_against_bytes(a, b, unread)
     if a.lock is not None and b.lock is not None:
@@ -305,7 +307,7 @@ def _claims_against_bytes(a: Side, b: Side, unread: Unread) -> list[Change]:
     from qdc.audit.audit import audit
     from qdc.audit.claims import product_claims
 
-    left = a.document is not None
+    left = a.document is not None and b.image is not None
     told, read = (a, b) if left else (b, a)
     assert told.document is not None and read.image is not None
     product = product_of(told.document)

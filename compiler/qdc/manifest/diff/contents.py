@@ -13,7 +13,7 @@ from typing import Any
 from qdc.core import canonical
 from qdc.core.errors import QdcError
 from qdc.formats import ranges
-from qdc.formats.oci import Image
+from qdc.formats.image import Image
 from qdc.formats.overlay import Entry
 from qdc.manifest.diff.words import Change, change, said, short, size
 
@@ -74,11 +74,12 @@ def file_changes(a: Image, b: Image, told: set[str]) -> Iterator[Change]:
         before = None if left is None else _file(a, left)
         after = None if right is None else _file(b, right)
         if before is not None and after is not None and left is not None and right is not None:
-            text = f"changed, {_kind(left)} -> {_kind(right)}, layer {left.layer} -> {right.layer}"
+            text = f"changed, {_kind(left)} -> {_kind(right)}"
+            text += f", layer {left.layer} -> {right.layer}" if a.layers and b.layers else ""
         elif left is not None:
-            text = f"removed, {_kind(left)}, layer {left.layer}"
+            text = f"removed, {_kind(left)}" + (f", layer {left.layer}" if a.layers else "")
         elif right is not None:
-            text = f"added, {_kind(right)}, layer {right.layer}"
+            text = f"added, {_kind(right)}" + (f", layer {right.layer}" if b.layers else "")
         yield change("file", f"files[/{path}]", before, after, f"file /{path} {text}")
 
 
@@ -130,18 +131,18 @@ def _same(a: Image, left: Entry | None, b: Image, right: Entry | None) -> bool:
         return False
     if left.type == "symlink":
         return left.link == right.link
-    if left.offset == right.offset and a.layers[left.layer].diff_id == b.layers[right.layer].diff_id is not None:
+    if left.offset == right.offset and a.origin(left) == b.origin(right) is not None:
         return True
     return _digest(a, left) == _digest(b, right)
 
 
 def _digest(image: Image, entry: Entry) -> str:
-    return ranges.sha256(ranges.SubRange(image.layers[entry.layer].content, entry.offset, entry.size, entry.path))
+    return image.known_digest(entry) or ranges.sha256(image.content(entry))
 
 
 def _file(image: Image, entry: Entry) -> dict[str, Any]:
     """A file for programs: `{size, mode, layer}`, of a link `{link, layer}`; `layer` is the digest of its tar."""
-    layer = image.layers[entry.layer].name
+    layer = image.origin(entry)
     if entry.type == "symlink":
         return {"link": entry.link, "layer": layer}
     return {"size": entry.size, "mode": f"{entry.mode & 0o7777:o}", "layer": layer}
