@@ -125,6 +125,8 @@ def _models(look: Look, started: serving.Serving, findings: Findings) -> None:
         if "drafter." in findings.unread:
             return
     method = started.speculation.get("method")
+    if not look.image.image_id:
+        return  # A folder starts nothing, and need not have both models.
     if started.arguments:
         _drafter_kind(look, started, method, findings)
     else:
@@ -144,8 +146,6 @@ def _undecided_kind(look: Look, drafters: list[str], findings: Findings) -> None
         return
     findings.unread["drafter."] = "no drafter was found"
     if look.image.cuts:
-        return
-    if not look.image.image_id:
         return
     row = look.configuration("no folder of the image holds a DFlash drafter")
     findings.facts["drafter.kind"] = Fact(
