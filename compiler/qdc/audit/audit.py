@@ -154,6 +154,8 @@ def _models(look: Look, started: serving.Serving, findings: Findings) -> dict[st
         if "drafter." in findings.unread:
             return config
         drafters.plugin_window(look, findings)
+    if not look.image.image_id:
+        return config  # A folder starts nothing, and need not have both models.
     if started.arguments:
         _drafter_kind(look, started, started.speculation.get("method"), findings)
     else:
@@ -182,8 +184,6 @@ def _undecided_kind(look: Look, drafters: list[str], findings: Findings) -> None
         return
     findings.unread["drafter."] = "no drafter was found"
     if look.image.cuts:
-        return
-    if not look.image.image_id:
         return
     row = look.configuration("no folder of the image holds a DFlash drafter")
     findings.facts["drafter.kind"] = Fact(

@@ -125,7 +125,7 @@ def layers(
             "layer": layer.name,
             "path": f"(layer {layer.number})",
             "offset": 0,
-            "length": layer.content.size,
+            "length": layer.size,
             "text": text if same else f"the layer's bytes are sha256:{found}",
             "command": f"{look.command(layer.number)} | sha256sum",
         }
@@ -207,8 +207,8 @@ def unverified(image: Image, rows: Iterable[Verdict]) -> list[str]:
     told = [f"layer {cut.layer}: {cut.why[:300]}" if image.layers else cut.why[:300] for cut in image.cuts]
     told += [f"layer {number}: that nothing follows what was read, its gzip trailer says" for number in image.trusted]
     told += [
-        f"{row['claim']}: {row['evidence'][0]['text'][:200]}"
+        f"{row['claim']}: {row['evidence'][0]['text'][:300]}"
         for row in rows
-        if row["verdict"] == UNREAD and row["claim"].startswith("image.layers")
+        if row["verdict"] == UNREAD and row["claim"].endswith("diff_id")
     ]
     return told

@@ -83,6 +83,12 @@ class Layer:
         """The digest that evidence cites: that of the uncompressed tar."""
         return self.diff_id or self.digest or f"layer {self.number}"
 
+    @property
+    def size(self) -> int:
+        """Bytes of the uncompressed tar."""
+        known = self.surveyed.size if self.surveyed is not None else None
+        return self.content.size if known is None else known
+
     def survey(self, pool: Pool) -> None:
         """Read a compressed layer once, from its start to its end; a raw one is read by range."""
         if self.surveyed is None and isinstance(self.content, GzipRange):
