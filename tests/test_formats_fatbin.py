@@ -151,7 +151,9 @@ def large_library(path: Path, pieces: int, payload: int) -> None:
     step = 16 + 64 + payload
     size, names = pieces * step, b"\0.nv_fatbin\0.shstrtab\0"
     table = 64 + size + 64
-    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1" + bytes(9), 3, 62, 1, 0, 0, table, 0, 64, 56, 0, 64, 3, 2)
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1" + bytes(9), 3, 62, 1, 0, 0, table, 0, 64, 56, 0, 64, 3, 2
+    )
     with path.open("wb") as file:
         file.write(header)
         for number in range(pieces):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from qdc.audit.evidence import Evidence, Fact, Findings, Look
+from qdc.audit.evidence import TOO_MUCH, Evidence, Fact, Findings, Look
 from qdc.audit.packages import Package
 from qdc.core import canonical
 
@@ -31,19 +31,24 @@ _FAKED_TEXT = re.compile(
 )
 _SERVER = re.compile(r"/invocations|/v1/(?:chat/)?completions|\bself\.path\b")
 _UPSTREAM = re.compile(r"https?://(?:127\.0\.0\.1|localhost|0\.0\.0\.0)(:\d+)")
-_BY_ROUTE = re.compile(r"\bif\b.*(?:path|route|endpoint)\b.*[\"']/")
-_BY_PROMPT = re.compile(
-    r"\b(?:if|elif|while)\b.*[\"'](?!prompts?[\"']|messages[\"']|content[\"']|text[\"'])[^\"']{3,}[\"']\s+in\s+"
-    r"(?:(?!\band\b|\bor\b|:\s*$).)*?\b(?:prompt|content|question|user_text)\b"
+_BRANCH = re.compile(r"(?:\}\s*)?(?:else\s+)?(?:if|elif|while)\b")
+_ROUTE = re.compile(r"\b(?:path|route|endpoint)\b[^\"']*[\"']/")
+_LITERAL_IN = re.compile(r"[\"']([^\"']{3,})[\"']\s+in\s+")
+_PROMPT = re.compile(r"\b(?:prompt|content|question|user_text)\b")
+_FIELDS = ("prompt", "prompts", "messages", "content", "text")
+_TYPE = r"(?:Optional\[\w+\]|float|int)(?:\s*\|\s*None)?"
+_PENALTY = re.compile(
+    r"\b(repetition_penalty|presence_penalty|frequency_penalty)[\"']?\]?\s*[:=](?!=)\s*"
+    rf"(?:{_TYPE}\s*=\s*)?(\S.*)$"
 )
-_PENALTY = re.compile(r"\b(repetition_penalty|presence_penalty|frequency_penalty)[\"']?\]?\s*[:=](?!=)\s*(\S.*)$")
-_NEUTRAL = re.compile(r"^(?:Optional\[|float\b|int\b|None\b|(?:1(?:\.0*)?|0(?:\.0*)?)\s*[,)}\]]*\s*(?:#.*)?$)")
+_NEUTRAL = re.compile(rf"^(?:{_TYPE}\s*[,)]*$|None\b|(?:1(?:\.0*)?|0(?:\.0*)?)\s*[,)}}\]]*\s*(?:#.*)?$)")
+"""Values that change nothing, and types without a value."""
 _SCRIPT = re.compile(r".*\.(?:py|sh|bash|js|ts|lua|conf|yaml|yml|toml|json)")
 _SYSTEM = re.compile(
     r"(?:usr/(?:lib|lib64|share|include|src)|lib|lib64|proc|sys|dev|boot|var)/"
     r"|.*/(?:site-packages|dist-packages|node_modules|__pycache__)/|opt/(?:conda|venv)/lib/"
 )
-MAX_FILES, MAX_FILE, MAX_LINE, MAX_ALL = 4000, 1 << 18, 2000, 64 << 20
+MAX_FILES, MAX_FILE, MAX_LINE, MAX_LINES = 4000, 1 << 18, 500, 400_000
 
 
 @dataclass(frozen=True)
@@ -60,14 +65,63 @@ class Line:
         return self.raw[:MAX_LINE].decode("utf-8", "replace").strip()
 
 
+@dataclass
+class Seen:
+    """What the scripts show: lines about acceptance, about routes and prompts, about penalties; servers' paths."""
+
+    servers: list[str] = field(default_factory=list)
+    acceptance: list[Line] = field(default_factory=list)
+    routes: list[tuple[str, list[Line]]] = field(default_factory=list)
+    penalties: list[tuple[str, Line]] = field(default_factory=list)
+
+
 def compliance_facts(look: Look, packages: list[Package], arguments: Mapping[str, Any], findings: Findings) -> None:
     """Facts `compliance.engines`, `.acceptance`, `.routes`, `.penalty`; `arguments`: the engine's, as far as known."""
     _engines(look, packages, findings)
-    scripts = list(_scripts(look, findings))
-    _acceptance(look, scripts, arguments, findings)
-    servers = {path: lines for path, lines in scripts if any(_SERVER.search(line.text) for line in lines)}
-    _routes(look, servers, findings)
-    _penalties(look, servers, findings)
+    seen = Seen()
+    if look.sparing:
+        findings.unread["compliance."] = TOO_MUCH
+    for path, lines in () if look.sparing else _scripts(look, findings):
+        seen.acceptance += [line for line in lines if _FAKED_TEXT.search(line.text)]
+        if any(_SERVER.search(line.text) for line in lines):
+            seen.servers.append(path)
+            _server(path, lines, seen)
+    _acceptance(look, seen.acceptance, arguments, findings)
+    if seen.routes:
+        problems = [text for text, _ in seen.routes]
+        rows = [_evidence(look, line) for _, lines in seen.routes[:10] for line in lines[:5]]
+        findings.fault("compliance.routes", Fact(problems, rows, problems))
+    _penalties(look, seen, findings)
+
+
+def _server(path: str, lines: list[Line], seen: Seen) -> None:
+    """A server in front of the engine: whether it answers by route, by what a prompt says, or adds penalties."""
+    upstreams: dict[str, Line] = {}
+    branches, told = [], []
+    for line in lines:
+        for port in _UPSTREAM.findall(line.text):
+            upstreams.setdefault(port, line)
+        if _BRANCH.match(line.text):
+            branches += [line] if _ROUTE.search(line.text) else []
+            told += [line] if _by_prompt(line.text) else []
+        match = _PENALTY.search(line.text)
+        if match and not _NEUTRAL.match(match[2]) and match[1] not in match[2]:
+            seen.penalties.append((f"/{path} line {line.number} sets {match[1]} to {match[2][:40]}", line))
+    if len(upstreams) > 1 and branches:
+        text = f"/{path} line {branches[0].number} chooses by route between engines at {', '.join(sorted(upstreams))}"
+        seen.routes.append((text, [*dict.fromkeys(upstreams.values()), branches[0]]))
+    if told:
+        text = f"/{path} line {told[0].number} looks for words in a prompt: {told[0].text[:80]}"
+        seen.routes.append((text, told))
+
+
+def _by_prompt(text: str) -> bool:
+    """Whether a branch asks for a literal in what a user wrote."""
+    for match in _LITERAL_IN.finditer(text):
+        place = re.split(r"\b(?:and|or)\b", text[match.end() :], maxsplit=1)[0]
+        if match[1] not in _FIELDS and _PROMPT.search(place):
+            return True
+    return False
 
 
 def _engines(look: Look, packages: list[Package], findings: Findings) -> None:
@@ -93,29 +147,28 @@ def _engines(look: Look, packages: list[Package], findings: Findings) -> None:
 
 def _scripts(look: Look, findings: Findings) -> Iterator[tuple[str, list[Line]]]:
     """Scripts and settings that are no package's and not the system's, by path."""
-    left, count = MAX_ALL, 0
+    files, lines_left = 0, MAX_LINES
     for path, entry in look.image.files().items():
         if entry.size > MAX_FILE or entry.size == 0 or _SYSTEM.match(path):
             continue
         if not _SCRIPT.match(path) and not (entry.mode & 0o111 and "." not in path.rpartition("/")[2]):
             continue
-        count, left = count + 1, left - entry.size
-        if count > MAX_FILES or left < 0:
-            findings.unread["compliance."] = f"more than {MAX_FILES} scripts or {MAX_ALL} bytes: the rest was not read"
-            return
+        files += 1
         data = look.image.read(path)
+        lines_left -= data.count(b"\n")
+        if files > MAX_FILES or lines_left < 0:
+            findings.unread["compliance."] = f"more than {MAX_FILES} scripts or {MAX_LINES} lines: the rest is not read"
+            return
         if b"\0" in data[:1024]:
             continue
         lines, offset = [], 0
-        for number, raw in enumerate(data.splitlines(keepends=True), 1):
+        for number, raw in enumerate(data.split(b"\n"), 1):
             lines.append(Line(path, number, offset, raw))
-            offset += len(raw)
+            offset += len(raw) + 1
         yield path, lines
 
 
-def _acceptance(
-    look: Look, scripts: list[tuple[str, list[Line]]], arguments: Mapping[str, Any], findings: Findings
-) -> None:
+def _acceptance(look: Look, lines: list[Line], arguments: Mapping[str, Any], findings: Findings) -> None:
     """Whether drafts are accepted as the target would have written them."""
     speculation = arguments.get("speculative-config")
     given = {**arguments, **(speculation if isinstance(speculation, dict) else {})}
@@ -130,49 +183,20 @@ def _acceptance(
         rows = [look.configuration(f"the engine is started with {text[:200]}")]
         findings.fault("compliance.acceptance", Fact(problems, rows, problems))
         return
-    seen = [line for _, lines in scripts for line in lines if _FAKED_TEXT.search(line.text)]
-    rows = [_evidence(look, line) for line in seen[:10]]
-    for item in _environment(look):
-        if _FAKED_TEXT.search(item):
-            rows.append(look.configuration(f"ENV {item[:200]}"))
+    rows = [_evidence(look, line) for line in lines[:10]]
+    rows += [look.configuration(f"ENV {item[:200]}") for item in _environment(look) if _FAKED_TEXT.search(item)]
     doubts = ["a setting for faked or lossy acceptance is there; whether it takes effect is not decided"]
     if rows:
         findings.facts["compliance.acceptance"] = Fact([row["text"] for row in rows], rows, [] if arguments else doubts)
 
 
-def _routes(look: Look, servers: Mapping[str, list[Line]], findings: Findings) -> None:
-    """Servers in front of the engine that answer by route or by what a prompt says."""
-    rows, problems = [], []
-    for path, lines in servers.items():
-        upstreams: dict[str, Line] = {}
-        for line in lines:
-            for port in _UPSTREAM.findall(line.text):
-                upstreams.setdefault(port, line)
-        branches = [line for line in lines if _BY_ROUTE.search(line.text)]
-        if len(upstreams) > 1 and branches:
-            ports = ", ".join(sorted(upstreams))
-            problems.append(f"/{path} line {branches[0].number} chooses by route between engines at {ports}")
-            rows += [_evidence(look, line) for line in [*dict.fromkeys(upstreams.values()), branches[0]][:5]]
-        told = [line for line in lines if _BY_PROMPT.search(line.text)]
-        if told:
-            problems.append(f"/{path} line {told[0].number} looks for words in a prompt: {told[0].text[:80]}")
-            rows += [_evidence(look, line) for line in told[:5]]
-    if problems:
-        findings.fault("compliance.routes", Fact(problems, rows, problems))
-
-
-def _penalties(look: Look, servers: Mapping[str, list[Line]], findings: Findings) -> None:
+def _penalties(look: Look, seen: Seen, findings: Findings) -> None:
     """Penalties that a server, or a variable for it, adds to some requests."""
-    rows, problems = [], []
-    for lines in servers.values():
-        for line in lines:
-            match = _PENALTY.search(line.text)
-            if match and not _NEUTRAL.match(match[2]) and match[1] not in match[2]:
-                problems.append(f"/{line.path} line {line.number} sets {match[1]} to {match[2][:40]}")
-                rows.append(_evidence(look, line))
+    problems = [text for text, _ in seen.penalties]
+    rows = [_evidence(look, line) for _, line in seen.penalties[:20]]
     for item in _environment(look):
         name, _, value = item.partition("=")
-        if "PENALTY" in name.upper() and servers and not _NEUTRAL.match(f"{value.strip()}"):
+        if "PENALTY" in name.upper() and seen.servers and not _NEUTRAL.match(value.strip()):
             problems.append(f"ENV {name}={value[:20]}")
             rows.append(look.configuration(f"ENV {name}={value[:20]}"))
     if problems:

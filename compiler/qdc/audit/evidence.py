@@ -78,10 +78,11 @@ class Findings:
 
 
 class Look:
-    """An image seen through paths, as evidence."""
+    """An image seen through paths, as evidence. `sparing`: each byte is fetched, so that little is read: what needs
+    many files, or large ones, is left out and marked unread."""
 
-    def __init__(self, image: Image) -> None:
-        self.image = image
+    def __init__(self, image: Image, *, sparing: bool = False) -> None:
+        self.image, self.sparing = image, sparing
 
     def at(self, path: str, text: str, offset: int = 0, length: int | None = None, show: str = "") -> Evidence:
         """Evidence for `length` bytes (default: all) from `offset` in the file at `path`.
@@ -147,6 +148,9 @@ class Look:
         """Name -> size of the regular files directly and deeper below folder `path`."""
         root = path.strip("/") + "/" if path.strip("/") else ""
         return {name[len(root) :]: entry.size for name, entry in self.image.files().items() if name.startswith(root)}
+
+
+TOO_MUCH = "not read where each byte is fetched"
 
 
 def brief(value: Any, limit: int = 60) -> str:

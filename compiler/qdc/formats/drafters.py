@@ -61,12 +61,14 @@ def kind_of(config: Mapping[str, Any]) -> str | None:
         return word
     listed = config.get("architectures")
     for name in listed if isinstance(listed, list) else []:
-        known = engines.architecture(name) if isinstance(name, str) else None
+        if not isinstance(name, str):
+            continue
+        known = engines.architecture(name)
         if known is not None:
             return known.column
         if name in _KINDS:
             return _KINDS[name]
-        folded = str(name).lower().replace("_", "")
+        folded = name.lower().replace("_", "")
         for kind in _NAMES:
             if kind in folded:
                 return kind
