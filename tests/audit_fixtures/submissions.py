@@ -16,17 +16,22 @@ SIXTH_LAUNCHER = b'''\
 #!/usr/bin/env python3
 """Starts vLLM for the contest from the environment."""
 import os
+import shlex
 import sys
 
-words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", os.environ["MODEL_ID"],
-         "--port", "8081", "--max-model-len", os.environ.get("MAX_MODEL_LEN", "9216"),
-         "--max-num-seqs", os.environ.get("MAX_NUM_SEQS", "1"),
-         "--gpu-memory-utilization", os.environ.get("GPU_MEMORY_UTILIZATION", "0.90")]
-for name, flag in (("TOKENIZER_ID", "--tokenizer"), ("QUANTIZATION", "--quantization"),
-                   ("KV_CACHE_DTYPE", "--kv-cache-dtype"), ("CHAT_TEMPLATE", "--chat-template"),
-                   ("SPECULATIVE_CONFIG", "--speculative-config")):
+words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", os.environ["MODEL_ID"]]
+for name, flag in (("TOKENIZER_ID", "--tokenizer"), ("SERVED_MODEL_NAME", "--served-model-name"),
+                   ("QUANTIZATION", "--quantization"), ("KV_CACHE_DTYPE", "--kv-cache-dtype"),
+                   ("SPECULATIVE_CONFIG", "--speculative-config"), ("MAX_MODEL_LEN", "--max-model-len"),
+                   ("MAX_NUM_SEQS", "--max-num-seqs"), ("GPU_MEMORY_UTILIZATION", "--gpu-memory-utilization"),
+                   ("DTYPE", "--dtype"), ("CHAT_TEMPLATE", "--chat-template")):
     if os.environ.get(name):
         words += [flag, os.environ[name]]
+for name, flag in (("ENABLE_PREFIX_CACHING", "--enable-prefix-caching"),
+                   ("LANGUAGE_MODEL_ONLY", "--language-model-only")):
+    if os.environ.get(name, "").lower() in ("1", "true", "yes"):
+        words.append(flag)
+words += shlex.split(os.environ.get("VLLM_EXTRA_ARGS", ""))
 os.execv(sys.executable, words)
 '''
 SIXTH_ENTRYPOINT = b"""\
@@ -118,20 +123,32 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 VLLM_PORT = int(os.environ.get("VLLM_PORT", "8081"))
 CHAT_REP_PENALTY = float(os.environ.get("VLLM_CHAT_REP_PENALTY", "1.15"))
 THINK_FORCE_ANSWER = os.environ.get("VLLM_THINK_FORCE_ANSWER", "0").strip() == "1"
+MODEL_DIR = os.environ.get("MODEL_PATH", "/opt/ml/model")
+MODEL_NAME = os.environ.get("MODEL_NAME", "Qwen/Qwen3.5-4B")
 
 
-def start_vllm(model_path):
-    cmd = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model_path,
-           "--host", "127.0.0.1", "--port", str(VLLM_PORT),
+def model_path():
+    return MODEL_DIR if os.path.isfile(os.path.join(MODEL_DIR, "config.json")) else MODEL_NAME
+
+
+def start_vllm(path):
+    cmd = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", path,
+           "--served-model-name", "default", "--host", "127.0.0.1", "--port", str(VLLM_PORT),
            "--max-model-len", os.environ.get("VLLM_MAX_MODEL_LEN", "9216"),
            "--dtype", os.environ.get("VLLM_DTYPE", "float16"),
            "--gpu-memory-utilization", os.environ.get("VLLM_GPU_MEMORY_UTILIZATION", "0.90")]
-    quant = os.environ.get("VLLM_QUANTIZATION", "").strip()
-    if quant:
-        cmd += ["--quantization", quant]
-    spec = os.environ.get("VLLM_SPEC_CONFIG", "").strip()
-    if spec:
-        cmd += ["--speculative-config", spec]
+    template = os.path.join(path, "chat_template.jinja")
+    if os.path.isfile(template):
+        cmd += ["--chat-template", template]
+    if os.environ.get("VLLM_LANGUAGE_MODEL_ONLY", "1").lower() in {"1", "true", "yes"}:
+        cmd.append("--language-model-only")
+    for name, flag in (("VLLM_QUANTIZATION", "--quantization"), ("VLLM_SPEC_CONFIG", "--speculative-config"),
+                       ("VLLM_KV_CACHE_DTYPE", "--kv-cache-dtype"),
+                       ("VLLM_COMPILATION_CONFIG", "--compilation-config")):
+        if os.environ.get(name, "").strip():
+            cmd += [flag, os.environ[name].strip()]
+    if os.environ.get("VLLM_ENFORCE_EAGER", "0").lower() in {"1", "true", "yes"}:
+        cmd.append("--enforce-eager")
     pc = os.environ.get("VLLM_ENABLE_PREFIX_CACHING", "").strip().lower()
     if pc in {"1", "true", "yes"}:
         cmd.append("--enable-prefix-caching")
@@ -160,7 +177,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    start_vllm(os.environ.get("MODEL_PATH", "/opt/ml/model"))
+    start_vllm(model_path())
     ThreadingHTTPServer(("0.0.0.0", int(os.environ.get("SERVE_PORT", "8080"))), Handler).serve_forever()
 '''
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 20, "suffix_decoding_max_tree_depth": 64,
@@ -221,11 +238,36 @@ def _build_vllm_args(config):
     max_model_len = os.environ.get("EQC_VLLM_MAX_MODEL_LEN") or vllm_args.get("max_model_len", 8704)
     args = ["vllm", "serve", str(config["model"]), "--host", "127.0.0.1", "--port", str(VLLM_PORT),
             "--dtype", str(vllm_args.get("dtype", "auto")), "--max-model-len", str(max_model_len),
+            "--gpu-memory-utilization", str(os.environ.get("EQC_GPU_MEM_CAP_FRACTION", "0.78")),
             "--max-num-seqs", str(max_num_seqs), "--served-model-name", "Qwen/Qwen3.5-4B"]
-    if "block_size" in vllm_args:
-        args += ["--block-size", str(vllm_args["block_size"])]
+    if vllm_args.get("enforce_eager") or os.environ.get("EQC_FORCE_EAGER") == "1":
+        args.append("--enforce-eager")
+    for key, flag in (("block_size", "--block-size"), ("mamba_block_size", "--mamba-block-size"),
+                      ("kv_cache_dtype", "--kv-cache-dtype"), ("attention_backend", "--attention-backend"),
+                      ("max_num_batched_tokens", "--max-num-batched-tokens")):
+        if key in vllm_args:
+            args += [flag, str(vllm_args[key])]
+    state = vllm_args.get("mamba_ssm_cache_dtype") or os.environ.get("EQC_MAMBA_SSM_DTYPE")
+    if state:
+        args += ["--mamba-ssm-cache-dtype", str(state)]
+    cache = vllm_args.get("mamba_cache_dtype") or os.environ.get("EQC_MAMBA_DTYPE")
+    if cache:
+        args += ["--mamba-cache-dtype", str(cache)]
+    graphs = vllm_args.get("cudagraph_mode") or os.environ.get("EQC_CUDAGRAPH_MODE")
+    if graphs:
+        args += ["--compilation-config", json.dumps({"cudagraph_mode": str(graphs)})]
+    if vllm_args.get("language_model_only"):
+        args.append("--language-model-only")
+    if vllm_args.get("enable_chunked_prefill") is False:
+        args.append("--no-enable-chunked-prefill")
+    if vllm_args.get("enable_prefix_caching") is True:
+        args.append("--enable-prefix-caching")
+    elif vllm_args.get("enable_prefix_caching") is False:
+        args.append("--no-enable-prefix-caching")
     if config.get("quant"):
         args += ["--quantization", str(config["quant"])]
+    if config.get("trust_remote_code"):
+        args.append("--trust-remote-code")
     if config.get("tokenizer"):
         args += ["--tokenizer", str(config["tokenizer"])]
     chat_template = config.get("chat_template") or os.environ.get("EQC_CHAT_TEMPLATE")
@@ -234,6 +276,9 @@ def _build_vllm_args(config):
     spec_cfg = config.get("speculative_config")
     if spec_cfg:
         args += ["--speculative-config", json.dumps(spec_cfg)]
+    replicas = os.environ.get("EQC_VLLM_DP_SIZE")
+    if replicas:
+        args += ["--data-parallel-size", replicas]
     return args
 
 
