@@ -534,7 +534,10 @@ class Shell(Programs, Builtins):
         """What a program that is started now finds in its environment."""
         found = {}
         for name, var in self.state.variables.items():
-            if var.exported and isinstance(var.value, Value):
+            if var.exported is None and var.value is not None:
+                place = self.here(0) if isinstance(var.value, tuple) else var.value.place
+                found[name] = unknown(place, f"whether {name} is exported is not known", many=True)
+            elif var.exported and isinstance(var.value, Value):
                 found[name] = var.value
             elif var.exported and isinstance(var.value, tuple) and var.value and var.value[0].many:
                 found[name] = var.value[0]

@@ -171,8 +171,11 @@ class Builtins(Tests):
             self._save(name, local)
             if equals:
                 self.set(name, Value(text, self.here(line)), line)
-            elif local:
-                self.state.variables.pop(name, None)
+            elif local and self.dialect == "bash":
+                outer = self.state.variables.get(name)
+                self.state.variables[name] = Var(None, outer.exported if outer is not None else False)
+            elif local and self.dialect == "sh" and name in self.state.variables:
+                raise self.lost(line, f"`local {name}`, which keeps the outer value in some shells")
             if export or "x" in options:
                 self._export(name, "n" not in options)
         self.state.status = 0
@@ -187,7 +190,7 @@ class Builtins(Tests):
             if local and saved is not None and not item.append:
                 self.state.variables.pop(item.name, None)
                 value = self._fresh(item, saved)
-                self.set(item.name, value, item.line, export="x" in options or saved.exported)
+                self.set(item.name, value, item.line, export="x" in options or bool(saved.exported))
             else:
                 self.assign(item, export=export or "x" in options)
         self.state.status = 0
@@ -225,8 +228,16 @@ class Builtins(Tests):
             elif any(word in frame for frame in self.state.local):
                 raise self.lost(line, f"unset of the local {word}")
             else:
-                self.state.variables.pop(word, None)
+                self._forget(word)
         self.state.status = 0
+
+    def _forget(self, name: str) -> None:
+        """dash exports under `set -a` even what it unsets; bash does not."""
+        self.state.variables.pop(name, None)
+        if "allexport" in self.state.options and self.dialect == "dash":
+            self.state.variables[name] = Var(None, True)
+        elif "allexport" in self.state.options and self.dialect == "sh":
+            self.state.options = self.state.options | {f"unset {name}"}
 
     def do_read(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
         skip = False

@@ -192,7 +192,7 @@ class Expander:
     def _files(self, pieces: list[Piece], value: Value, line: int) -> list[Value]:
         """A pattern for files: itself if nothing matches, the one match, or unknown."""
         nothing = unknown(self.here(line), f"the files that match {value.text}", many=True)
-        if "pathname" in self.state.options or self.state.lost or self.state.cwd.text is None:
+        if "pathname" in self.state.options or self.state.lost or self.state.cwd.text is None or self._ordered(pieces):
             return [nothing]
         pattern = [(piece.value.text or "", piece.kind == "quoted") for piece in pieces]
         found = self.image.match(pattern, self.state.cwd.text, self.state.files)
@@ -437,9 +437,18 @@ class Expander:
 
     def pattern(self, pieces: list[Piece]) -> re.Pattern[str] | None:
         """A shell pattern; None where it is not known."""
-        if any(piece.value.text is None for piece in pieces):
+        if any(piece.value.text is None for piece in pieces) or self._ordered(pieces):
             return None
         return pattern([(piece.value.text or "", piece.kind == "quoted") for piece in pieces])
+
+    def _ordered(self, pieces: list[Piece]) -> bool:
+        """Whether a range of letters may be ordered by a locale other than C."""
+        loose = "".join(piece.value.text or "" for piece in pieces if piece.kind != "quoted")
+        if not re.search(r"\[[^\]]*[A-Za-z]-[A-Za-z]", loose):
+            return False
+        values = [self.state.variables.get(name) for name in ("LC_ALL", "LC_COLLATE", "LANG")]
+        texts = [var.value.text for var in values if var is not None and isinstance(var.value, Value)]
+        return any(text not in ("", "C", "POSIX", "C.UTF-8", "C.utf8") for text in texts)
 
     def sum(self, parts: Iterable[Any], line: int) -> Value:
         """The value of an arithmetic expression on whole numbers.
@@ -477,14 +486,15 @@ class Expander:
 
     def set(self, name: str, value: Value | Array, line: int, *, export: bool = False) -> None:
         """Assign; a value remembers the one that it replaces."""
-        if name in ("IFS", "PATH", "BASH_ENV", "ENV", "POSIXLY_CORRECT") and self.dialect == "sh" and name == "IFS":
-            pass
+        if f"unset {name}" in self.state.options:
+            raise self.lost(line, f"{name} was unset under set -a and is set again, which shells export differently")
         old = self.state.variables.get(name)
         if isinstance(value, Value) and value.known and len(value.text or "") > MAX_TEXT:
             raise self.lost(line, "a text of more than a megabyte")
         if isinstance(value, Value) and old is not None and isinstance(old.value, Value):
             value = value.over(old.value)
-        exported = export or (old is not None and old.exported) or "allexport" in self.state.options
+        before = old.exported if old is not None else False
+        exported = True if export or "allexport" in self.state.options else before
         self.state.variables[name] = Var(value, exported)
 
 
@@ -527,8 +537,6 @@ def pattern(pieces: list[tuple[str, bool]]) -> re.Pattern[str] | None:
                 out.append(re.escape(c))
                 continue
             inner = match[2]
-            if re.search(r"[A-Za-z]-[A-Za-z]", inner) and not re.search(r"a-z|A-Z", inner):
-                return None  # a range of letters is ordered by the locale
             inner = re.sub(r"\[:([a-z]+):\]", lambda m: _CLASSES.get(m[1], "\0"), inner)
             if "\0" in inner:
                 return None

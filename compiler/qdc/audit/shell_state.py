@@ -68,10 +68,10 @@ Array = tuple[Value, ...]
 
 @dataclass(frozen=True)
 class Var:
-    """`value`: a value, or values for an array. None: declared without a value."""
+    """`value`: a value, or values for an array; None: declared without a value. `exported`: None: not known."""
 
     value: Value | Array | None
-    exported: bool = False
+    exported: bool | None = False
 
 
 @dataclass(frozen=True)
@@ -197,16 +197,13 @@ def _values(a: Array, b: Array, why: Value) -> Array:
 
 def _var(a: Var | None, b: Var | None, why: Value) -> Var:
     a, b = a or Var(None), b or Var(None)
-    exported = a.exported or b.exported
+    exported = a.exported if a.exported == b.exported else None
     if a.value is None and b.value is None:
         return Var(None, exported)
     if isinstance(a.value, tuple) and isinstance(b.value, tuple):
         return Var(_values(a.value, b.value, why), exported)
     if isinstance(a.value, Value) and isinstance(b.value, Value):
-        value = _value(a.value, b.value, why)
-        if a.exported != b.exported:
-            value = replace(_because(why), many=True)
-        return Var(value, exported)
+        return Var(_value(a.value, b.value, why), exported)
     seen = [item for item in (a.value, b.value) if isinstance(item, Value)]
     lost = replace(_because(why), many=True)
     return Var(lost.over(seen[0] if seen else None), exported)
