@@ -20,6 +20,7 @@ from qdc.audit import (
     integrity,
     machine_code,
     models,
+    outside,
     packages,
     serving,
     target,
@@ -130,6 +131,9 @@ def _contents(
     cards = [str(claim.value) for claim in told if claim.id == "deploy.hardware"]
     machine_code.machine_code_facts(look, cards, config, findings)
     compliance.compliance_facts(look, installed, started.arguments, findings)
+    recorded = (started.serve or {}).get("environment")
+    named = recorded if isinstance(recorded, dict) else {}
+    outside.outside_facts(look, started.arguments, outside.image_environment(look), named, findings)
     return rows + _judge(look, told, findings)
 
 
