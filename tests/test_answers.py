@@ -25,7 +25,7 @@ def test_every_verb_has_an_answer() -> None:
 
 
 def test_a_field_too_many_or_too_few_is_another_shape() -> None:
-    good = {"schema": 1, "same": True, "changes": []}
+    good = {"schema": 1, "same": True, "changes": [], "unread": {}}
     checked("diff", good)
     for bad in ({**good, "more": 1}, {"schema": 1, "same": True}, {**good, "schema": 2}):
         with pytest.raises(ValidationError):

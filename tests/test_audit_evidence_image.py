@@ -13,10 +13,13 @@ from test_audit_evidence import said, target
 from test_audit_images import named, row, untouched
 from test_audit_others import report_of
 from test_formats_fatbin import FOLDER
-from test_formats_images import Content, make_tar, sha
+from test_formats_images import Content, layout_blobs, make_config, make_tar, sha, write_layout
 from test_formats_installed import urlsafe
 
+from qdc.audit import compliance, machine_code, packages, texts
 from qdc.audit.audit import audit
+from qdc.audit.evidence import Findings, Look
+from qdc.audit.target import target_facts
 from qdc.formats import oci
 
 Report = dict[str, Any]
@@ -80,6 +83,25 @@ def test_each_library_is_listed_and_graded(tmp_path: Path) -> None:
     ]  # fmt: skip
     command = row(report, f"machine_code[/{CORE}]")["evidence"][0]["command"]
     assert command.endswith("> /tmp/library.so && cuobjdump --list-elf --list-ptx /tmp/library.so")
+
+
+def test_where_each_byte_is_fetched_only_what_matters_is_read(tmp_path: Path) -> None:
+    files = {**VLLM, CORE: TWO, "opt/k.so": TWO, "opt/p.py": b"R = '/invocations'\n" + PENALTY, **target("gptq")}
+    files["m/tokenizer.json"] = b'{"added_tokens": []' + b" " * 200_000 + b"}"
+    layers = [make_tar(files)]
+    path = write_layout(tmp_path, layout_blobs(make_config(layers), layers))
+    look, findings = Look(oci.open_image(path), sparing=True), Findings()
+    installed = packages.find(look)
+    packages.package_facts(look, installed, {}, findings)
+    model = target_facts(look, "m", findings)
+    assert model is not None
+    texts.text_facts(look, model, findings)
+    machine_code.machine_code_facts(look, ["a10g"], {}, findings)
+    compliance.compliance_facts(look, installed, {}, findings)
+    assert findings.facts["packages"].value == {"vllm": "0.22.1"}
+    assert [name for name in findings.facts if name.startswith("machine_code")] == [f"machine_code[/{CORE}]"]
+    assert findings.facts["deploy.hardware"].against("a10g") == []
+    assert {"compliance.", "packages.files", "target.files[tokenizer.json]"} <= set(findings.unread)
 
 
 def test_a_damaged_library_leaves_the_card_undecided(tmp_path: Path) -> None:
@@ -267,8 +289,6 @@ def written(folder: Path, count: int, history: list[dict[str, Any]], **config: A
     layers = [make_tar({f"{n}/entrypoint.sh": b"#!/bin/sh\n"}) for n in range(count)]
     value = {"architecture": "amd64", "os": "linux", "config": {}, "history": history, **config}
     value["rootfs"] = {"type": "layers", "diff_ids": [f"sha256:{sha(layer)}" for layer in layers]}
-    from test_formats_images import layout_blobs, write_layout
-
     return audit(oci.open_image(write_layout(folder, layout_blobs(json.dumps(value).encode(), layers))))
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from qdc.core.errors import QdcError
 from qdc.formats import int4, ranges, safetensors, tar
-from qdc.formats.ranges import BytesRange, FileRange, GzipRange, SubRange
+from qdc.formats.gzip import GzipRange
+from qdc.formats.ranges import BytesRange, FileRange, SubRange
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
@@ -68,8 +69,8 @@ def test_every_range_reads_the_same_bytes(data: bytes, draw: st.DataObject) -> N
 
 def test_gzip_reads_backwards_across_checkpoints() -> None:
     data = b"".join(struct.pack("<I", number) for number in range(1 << 20))
-    reader = GzipRange(BytesRange(gzip.compress(data, 1)))
-    reader._spacing, reader.CHECKPOINTS = 1 << 16, 4
+    reader = GzipRange(BytesRange(gzip.compress(data, 1)), checkpoints=4)
+    reader._spacing = 1 << 16
     assert reader.size == len(data)
     assert 1 < len(reader._states) <= 5
     for offset in (4_000_000, 12, 3_999_996, 2_000_000, 0):

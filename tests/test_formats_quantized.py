@@ -105,6 +105,14 @@ def test_one_odd_zero_point_among_thousands_is_seen() -> None:
     assert weights(tensors).facts.quantized[NAME].symmetric is False
 
 
+def test_zero_points_beyond_the_limit_are_told_as_unread() -> None:
+    tensors = gptq_module("a", 32, 64, 32) | gptq_module("b", 32, 64, 32, zeros=b"\x78" * 4)
+    files = {"m.safetensors": BytesRange(safetensors.dumps(tensors))}
+    assert quantized.read_weights(files).partial is None
+    found = quantized.read_weights(files, limit=8)
+    assert found.partial is not None and "bytes of" in found.partial
+
+
 def test_an_order_of_columns_is_seen_in_g_idx() -> None:
     assert weights(gptq_module(NAME, 32, 64, 32)).act_order is False
     assert weights(gptq_module(NAME, 32, 64, 32, order=[1, 0] * 32)).act_order is True

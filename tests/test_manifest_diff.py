@@ -13,13 +13,13 @@ from test_manifest_content import PRODUCT, H, manifest, serve_json
 from test_manifest_record import record, stage
 
 from qdc.core import canonical
-from qdc.manifest.diff import diff
+from qdc.manifest.diff import diff, told
 from qdc.manifest.flat import arguments, flatten
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
-UNCHANGED = ["target unchanged (same weights digest)", "drafter unchanged (same weights digest)"]
+UNCHANGED = ["target unchanged, same weights digest", "drafter unchanged, same weights digest"]
 
 
 def product(path: str, value: Any) -> dict[str, Any]:
@@ -41,16 +41,16 @@ def texts(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     ("path", "value", "text"),
     [
         ("serve.k", 5, "K 7 -> 5"),
-        ("drafter.ptq.method", "rtn", "drafter: PTQ gptq -> rtn"),
-        ("drafter.ptq", None, "drafter: PTQ gptq -> none"),
-        ("drafter.ptq.scheme.group_size", 32, "drafter: PTQ group size 128 -> 32"),
+        ("drafter.ptq.method", "rtn", "drafter PTQ: GPTQ -> RTN"),
+        ("drafter.ptq", None, "drafter PTQ: GPTQ -> none"),
+        ("drafter.ptq.scheme.group_size", 32, "drafter PTQ: group size 128 -> 32"),
         ("drafter.swa.window", 48, "drafter window 64 -> 48"),
         ("drafter.swa", None, "drafter window 64 -> none"),
         ("drafter.architecture.draft_block_size", 16, "draft block 8 -> 16"),
         ("drafter.architecture.taps", [0, 2], "drafter taps [0, 1, 2] -> [0, 2]"),
-        ("drafter", {"kind": "ngram"}, "drafter: DFlash -> n-gram K=7"),
-        ("drafter", None, "drafter: DFlash -> none"),
-        ("target.quantization.method", "gptq", "target: grid rtn -> gptq"),
+        ("drafter", {"kind": "ngram"}, "drafter: DFlash K=7, draft block 8, window 64 -> n-gram 7"),
+        ("drafter", None, "drafter: DFlash K=7, draft block 8, window 64 -> none"),
+        ("target.quantization.method", "gptq", "target: grid RTN -> GPTQ"),
         ("target.quantization.scheme.group_size", 128, "target: group size 32 -> 128"),
         ("target.quantization.ignore", ["re:.*fc$"], "target: module mask, ignored: -lm_head +re:.*fc$"),
         ("target.qad", None, "target: QAD quantized-weights -> none"),
@@ -82,9 +82,9 @@ def test_a_field_without_words_of_its_own_is_said_by_its_path() -> None:
 
 
 def test_ngram_becomes_dflash() -> None:
-    ngram = {"drafter": {"kind": "ngram"}, "serve": {"k": 4}}
+    ngram = {"drafter": {"kind": "ngram"}, "serve": {"k": 20}}
     dflash = {"drafter": {"architecture": {"kind": "dflash", "draft_block_size": 16}}, "serve": {"k": 15}}
-    assert texts(ngram, dflash) == ["drafter: n-gram -> DFlash K=15, draft block 16"]
+    assert texts(ngram, dflash) == ["drafter: n-gram 20 -> DFlash K=15, draft block 16"]
 
 
 def test_two_manifests_golden() -> None:
@@ -99,7 +99,7 @@ def test_two_manifests_golden() -> None:
             "path": "serving.weights",
             "from": [serve["weights"][0]],
             "to": [serve["weights"][0]],
-            "text": "target unchanged (same weights digest)",
+            "text": "target unchanged, same weights digest",
         },
         {
             "subject": "drafter",
@@ -114,7 +114,7 @@ def test_two_manifests_golden() -> None:
             "path": "drafter.ptq.method",
             "from": "gptq",
             "to": "rtn",
-            "text": "drafter: PTQ gptq -> rtn",
+            "text": "drafter PTQ: GPTQ -> RTN",
         },
         {
             "subject": "serving",
@@ -214,3 +214,62 @@ DRAFTER_FIELDS = [path for path in flatten(PRODUCT) if "[" not in path]
 def test_every_field_of_the_product_is_seen(path: str, value: Any) -> None:
     other = product(path, value)
     assert (diff(PRODUCT, other) == []) == (canonical.dumps(other) == canonical.dumps(PRODUCT))
+
+
+def same(row: dict[str, Any]) -> bool:
+    return canonical.dumps(row["from"]) == canonical.dumps(row["to"])
+
+
+@st.composite
+def edited_manifests(draw: st.DrawFn) -> dict[str, Any]:
+    """A manifest with up to five leaves set to other values."""
+    other = manifest()
+    for path in draw(st.lists(st.sampled_from(LEAVES), max_size=5)):
+        section = other
+        *parents, last = path.split(".")
+        for part in parents:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section[last] = draw(st.sampled_from([None, 1, True, "x", [], {}, {"y": 1}, "a" * 64]))
+    return other
+
+
+@given(edited_manifests(), edited_manifests())
+def test_every_changed_leaf_is_told_by_exactly_one_change(a: dict[str, Any], b: dict[str, Any]) -> None:
+    left, right = flatten(opened(a)), flatten(opened(b))
+    differing = {
+        path for path in left.keys() | right.keys()
+        if (path in left, canonical.dumps(left.get(path))) != (path in right, canonical.dumps(right.get(path)))
+    }  # fmt: skip
+    rows = told(a, b)
+    paths = [path for _, leaves in rows for path in leaves]
+    assert len(paths) == len(set(paths)) and set(paths) == differing
+    for row, leaves in rows:
+        assert leaves or same(row)
+    assert len({row["path"] for row, _ in rows if row["path"] != "serving.weights"}) == len(
+        [row for row, _ in rows if row["path"] != "serving.weights"]
+    )
+
+
+def opened(document: dict[str, Any]) -> dict[str, Any]:
+    """A manifest whose engine arguments are a mapping, as they are compared."""
+    serving = document.get("serving")
+    if isinstance(serving, dict) and isinstance(serving.get("arguments"), list):
+        return {**document, "serving": {**serving, "arguments": arguments(serving["arguments"])}}
+    return document
+
+
+@given(edited_manifests(), edited_manifests())
+def test_the_other_way_round_is_the_same_with_sides_exchanged(a: dict[str, Any], b: dict[str, Any]) -> None:
+    def seen(rows: list[dict[str, Any]], *order: str) -> list[Any]:
+        return [[row["subject"], row["path"], *(canonical.dumps(row[side]) for side in order)] for row in rows]
+
+    assert seen(diff(a, b), "from", "to") == seen(diff(b, a), "to", "from")
+
+
+@given(SECTIONS, SECTIONS)
+def test_recipes_too_are_told_once_and_alike_from_both_sides(a: dict[str, Any], b: dict[str, Any]) -> None:
+    rows = told(a, b)
+    paths = [path for _, leaves in rows for path in leaves]
+    assert len(paths) == len(set(paths))
+    assert len(rows) == len(told(b, a))

@@ -20,6 +20,7 @@ from qdc.audit import (
     integrity,
     machine_code,
     models,
+    outside,
     packages,
     serving,
     target,
@@ -43,50 +44,54 @@ from qdc.audit.integrity import Verdict, verdict
 from qdc.audit.packages import Package
 from qdc.core import canonical
 from qdc.core.errors import QdcError
-from qdc.formats.oci import Image
+from qdc.formats.image import Image
 from qdc.manifest.content import product_fields
 
 
 def audit(
-    reader: Image, *, recipe: Mapping[str, Any] | None = None, require: Iterable[str] = (), expect: str | None = None
+    reader: Image,
+    *,
+    recipe: Mapping[str, Any] | None = None,
+    require: Iterable[str] = (),
+    expect: str | None = None,
+    digests: bool | None = None,
 ) -> dict[str, Any]:
-    """`{image, anchored, verdicts: [{claim, verdict, value, evidence}], counts}`.
+    """`{image, where, tags, anchored, verdicts: [{claim, verdict, value, evidence}], counts, transfer}`.
 
     `recipe`: resolved product fields whose leaves are claims; `require`: `path=value` texts; `expect`: the image
     ID that this must be (`sha256:` and 64 hex). Without it the report proves consistency only and says so.
+    `digests`: whether every layer is read whole and held against its digest; else the digests of large layers and
+    files stay unread. The default is to read all but what would have to be fetched.
     Raises QdcError only for a malformed `require` and an image whose configuration cannot be read at all.
     """
+    whole = reader.transfer is None if digests is None else digests
     look = Look(reader)
     asked = [claims.requirement(text) for text in require]
     if recipe is not None:
         asked += claims.product_claims(product_fields(recipe), "recipe")
     rows = integrity.identity(reader, look, expect)
     findings = Findings()
-    try:
-        reader.files()
-    except QdcError as error:
-        found, _, known = integrity.layers(reader, look, set(), files=False)
-        rows += [
-            *integrity.blobs(reader, known),
-            *found,
-            verdict("image.files", UNREAD, None, [look.configuration(reason(error))]),
-        ]
-        findings.unread[""] = reason(error)
+    cut = integrity.cuts(reader)
+    installed = packages.find(look)
+    wanted = documents.wanted_files(look) | packages.wanted_files(look, installed)
+    found, hashed, known = integrity.layers(reader, look, wanted, whole)
+    rows += [*integrity.blobs(reader, known, whole), *found, *cut, *_hidden(look)]
+    if cut and not reader.files():
+        findings.unread[""] = cut[0]["evidence"][0]["text"]
         rows += _judge(look, asked, findings)
     else:
-        installed = packages.find(look)
-        wanted = documents.wanted_files(look) | packages.wanted_files(look, installed)
-        found, digests, known = integrity.layers(reader, look, wanted)
-        rows += [*integrity.blobs(reader, known), *found, *_hidden(look)]
-        rows += _contents(look, digests, installed, asked, findings)
+        rows += _contents(look, hashed, installed, asked, findings)
+    integrity.soften(reader, rows)
     counts = Counter(row["verdict"] for row in rows)
+    fetched, requests = reader.transfer() if reader.transfer is not None else (0, 0)
     return {
-        "image": reader.image_id,
+        "image": reader.image_id or None,
         "where": reader.where,
         "tags": list(reader.tags),
         "anchored": expect is not None,
         "verdicts": rows,
         "counts": {word: counts[word] for word in (PROVED, REFUTED, RECORDED, UNREAD)},
+        "transfer": {"bytes": fetched, "requests": requests, "unverified": integrity.unverified(reader, rows)},
     }
 
 
@@ -108,9 +113,10 @@ def _contents(
     files = (manifest or {}).get("files")
     files = {str(path): str(digest) for path, digest in files.items()} if isinstance(files, dict) else {}
     started = serving.Serving(look, digests, files)
-    findings.facts |= started.findings.facts
-    findings.unread |= started.findings.unread
-    history.history_facts(look, findings)
+    if look.image.image_id:
+        findings.facts |= started.findings.facts
+        findings.unread |= started.findings.unread
+        history.history_facts(look, findings)
     packages.package_facts(look, installed, digests, findings)
     config = _models(look, started, findings)
     told: list[Claim] = []
@@ -125,6 +131,9 @@ def _contents(
     cards = [str(claim.value) for claim in told if claim.id == "deploy.hardware"]
     machine_code.machine_code_facts(look, cards, config, findings)
     compliance.compliance_facts(look, installed, started.arguments, findings)
+    recorded = (started.serve or {}).get("environment")
+    named = recorded if isinstance(recorded, dict) else {}
+    outside.outside_facts(look, started.arguments, outside.image_environment(look), named, findings)
     return rows + _judge(look, told, findings)
 
 
@@ -149,6 +158,8 @@ def _models(look: Look, started: serving.Serving, findings: Findings) -> dict[st
         if "drafter." in findings.unread:
             return config
         drafters.plugin_window(look, findings)
+    if not look.image.image_id:
+        return config  # A folder starts nothing, and need not have both models.
     if started.arguments:
         _drafter_kind(look, started, started.speculation.get("method"), findings)
     else:
@@ -175,8 +186,10 @@ def _undecided_kind(look: Look, drafters: list[str], findings: Findings) -> None
             None, [look.at(f"{drafters[0]}/config.json", text)], [], lambda _: [], False
         )
         return
-    row = look.configuration("no folder of the image holds a DFlash drafter")
     findings.unread["drafter."] = "no drafter was found"
+    if look.image.cuts:
+        return
+    row = look.configuration("no folder of the image holds a DFlash drafter")
     findings.facts["drafter.kind"] = Fact(
         None, [row], [], lambda kind: ["no DFlash drafter is in the image"] if kind == "dflash" else [], False
     )
@@ -306,24 +319,22 @@ def _place(fact: Fact) -> Evidence:
 
 
 def _hidden(look: Look) -> list[Verdict]:
-    """Files of models and of qdc that a later layer hides: recorded, because the image does not show them."""
-    found = [
-        item
-        for item in look.image.hidden
-        if item.entry.path.startswith((documents.MODELS, documents.OWN)) or item.entry.path.endswith(".safetensors")
-    ]
+    """Files that decide what is served and that a later layer hides: recorded, because the image does not show them."""
+    found = [item for item in look.image.hidden if documents.telling(item.entry.path)]
     if not found:
         return []
     evidence = [
         {
-            "layer": look.image.layers[item.entry.layer].name,
+            "layer": look.image.origin(item.entry),
             "path": f"/{item.entry.path}",
             "offset": item.entry.offset,
             "length": item.entry.size,
             "text": f"hidden by /{item.by} in layer {item.by_layer}",
-            "command": f"{look.command(item.entry.layer)} | tail -c +{item.entry.offset + 1}"
-            f" | head -c {item.entry.size}",
+            "command": look.image.excerpt(item.entry, item.entry.offset, item.entry.size),
         }
-        for item in found[:5]
+        for item in found[:20]
     ]
-    return [verdict("image.hidden", RECORDED, [item.entry.path for item in found], evidence)]
+    paths = [item.entry.path for item in found[:200]]
+    if len(found) > len(paths):
+        evidence.append({**integrity.EMPTY, "text": f"and {len(found) - len(paths)} more"})
+    return [verdict("image.hidden", RECORDED, paths, evidence)]

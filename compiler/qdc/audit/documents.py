@@ -19,17 +19,32 @@ from qdc.core import canonical
 from qdc.manifest.flat import flatten
 
 MODELS, OWN, SITE, PACKAGES = "opt/models/", "opt/qdc/", "opt/qdc/site/", "opt/qdc/packages.json"
+_TELLING = (".safetensors", ".json", ".jinja", ".sh", ".yaml", ".yml", ".env", ".gguf", ".bin", ".pt")
 _ADDED = ("template", "tokenizer", "packages")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
+def wanted(path: str) -> bool:
+    """Whether an audit needs a file's digest: models, qdc's own files, and any weights or templates."""
+    own = path.startswith((MODELS, OWN)) and not path.startswith(SITE)
+    return own or path.endswith((".safetensors", ".jinja"))
+
+
+def telling(path: str) -> bool:
+    """Whether a file that an image hides is worth a word: what decides what is served, and how."""
+    return wanted(path) or path.endswith(_TELLING)
+
+
+def small(path: str) -> bool:
+    """Whether the bytes of a small file are likely to be asked for."""
+    return (
+        wanted(path) or path.endswith((*_TELLING, "METADATA", "RECORD", "entry_points.txt")) or path.startswith("etc/")
+    )
+
+
 def wanted_files(look: Look) -> set[str]:
-    """Paths whose digest an audit may need: models, qdc's own files, and any weights or model settings."""
-    return {
-        path
-        for path in look.image.files()
-        if (path.startswith((MODELS, OWN)) and not path.startswith(SITE)) or path.endswith((".safetensors", ".jinja"))
-    }
+    """Paths of the image whose digest an audit may need."""
+    return {path for path in look.image.files() if wanted(path)}
 
 
 def judge_documents(

@@ -78,10 +78,11 @@ class Findings:
 
 
 class Look:
-    """An image seen through paths, as evidence."""
+    """An image seen through paths, as evidence. `sparing`: each byte is fetched, so that little is read: what needs
+    many files, or large ones, is left out and marked unread."""
 
-    def __init__(self, image: Image) -> None:
-        self.image = image
+    def __init__(self, image: Image, *, sparing: bool = False) -> None:
+        self.image, self.sparing = image, sparing
 
     def at(self, path: str, text: str, offset: int = 0, length: int | None = None, show: str = "") -> Evidence:
         """Evidence for `length` bytes (default: all) from `offset` in the file at `path`.
@@ -93,9 +94,9 @@ class Look:
             return self.absent(path, text)
         length = entry.size - offset if length is None else length
         start = entry.offset + offset
-        command = f"{self.command(entry.layer)} | tail -c +{start + 1} | head -c {length}"
+        command = self.image.excerpt(entry, start, length)
         return {
-            "layer": self.image.layers[entry.layer].name,
+            "layer": self.image.origin(entry),
             "path": f"/{entry.path}",
             "offset": start,
             "length": length,
@@ -107,13 +108,14 @@ class Look:
         """Evidence that there is no file at `path` (no layer, no range)."""
         listing = " ; ".join(f"{self.command(layer.number)} | tar -t" for layer in self.image.layers)
         name = shlex.quote(path.strip("/"))
+        command = f"( {listing} ) | grep -F {name}" if listing else f"find {shlex.quote(self.image.where)}"
         return {
             "layer": None,
             "path": f"/{path.strip('/')}",
             "offset": None,
             "length": None,
             "text": text,
-            "command": f"( {listing} ) | grep -F {name}",
+            "command": command,
         }
 
     def configuration(self, text: str) -> Evidence:
@@ -134,10 +136,7 @@ class Look:
 
     def command(self, layer: int) -> str:
         """The shell command that prints the uncompressed tar of layer `layer`."""
-        commands = self.image.commands
-        stored = commands[layer] if layer < len(commands) else "cat LAYER"
-        packed = self.image.layers[layer].content is not self.image.layers[layer].blob
-        return f"{stored} | gzip -dc" if packed else stored
+        return self.image.command(layer)
 
     def json(self, path: str) -> dict[str, Any] | None:
         """The JSON object in the file at `path`, None if there is no file. Raises QdcError on anything else."""
@@ -149,6 +148,9 @@ class Look:
         """Name -> size of the regular files directly and deeper below folder `path`."""
         root = path.strip("/") + "/" if path.strip("/") else ""
         return {name[len(root) :]: entry.size for name, entry in self.image.files().items() if name.startswith(root)}
+
+
+TOO_MUCH = "not read where each byte is fetched"
 
 
 def brief(value: Any, limit: int = 60) -> str:

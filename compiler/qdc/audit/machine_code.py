@@ -27,9 +27,11 @@ _SAVED = "> /tmp/library.so && cuobjdump --list-elf --list-ptx /tmp/library.so"
 
 @dataclass(frozen=True)
 class Held:
-    """The code of one library, or of the loose cubins and PTX files of one folder; `row`: of the table."""
+    """The code of one library, or of the loose cubins and PTX files of one folder (`FOLDER/*`, and `first` of them);
+    `row`: of the table."""
 
     path: str
+    first: str
     images: Images
     row: Library | None
 
@@ -46,7 +48,11 @@ class Held:
         for image, count in self.images.items():
             parts[grade(image, card)] += count
         text = ", ".join(f"{parts[name]} {word}" for name, word in _WORDS.items() if parts[name])
-        return grade(self.codes, card), text
+        word = grade(self.codes, card)
+        own = any(code.kind == "cubin" and divmod(code.sm, 10) == card for code in self.codes)
+        if word == "native" and not own:
+            text += " (by compatibility with a lower minor)"
+        return word, text
 
 
 _WORDS: dict[Grade, str] = {"native": "native", "jit": "by JIT from PTX", "none": "cannot run"}
@@ -67,21 +73,21 @@ def machine_code_facts(look: Look, cards: Iterable[str], config: Mapping[str, An
             word, parts = item.graded(_capability(str(card.sm.value)))
             value[card.name] = word
             text += f"; {card.name}: {parts}"
-        if item.path.endswith("/*"):
-            first = next(path for path in look.image.files() if path.startswith(item.path[:-1]) and _LOOSE.match(path))
-            evidence = [look.at(first, text)]
-        else:
-            evidence = [look.at(item.path, text, show=_SAVED)]
-        findings.facts[f"machine_code[/{item.path}]"] = Fact(value, evidence)
+        findings.facts[f"machine_code[/{item.path}]"] = Fact(value, [look.at(item.first, text, show=_SAVED)])
     fact = _hardware(look, held, _experts(config), findings)
     if fact is not None:
         findings.facts["deploy.hardware"] = fact
 
 
 def _read(look: Look, findings: Findings) -> list[Held]:
-    """All GPU code of the image, files in the order in which their bytes lie."""
-    files = {path: entry for path, entry in look.image.files().items() if _LIBRARY.match(path) or _LOOSE.match(path)}
+    """All GPU code of the image, files in the order in which their bytes lie; the table's libraries if sparing."""
+    files = {
+        path: entry
+        for path, entry in look.image.files().items()
+        if (library(path) if look.sparing else _LIBRARY.match(path) or _LOOSE.match(path))
+    }
     found: dict[str, Images] = {}
+    first: dict[str, str] = {}
     if len(files) > MAX_FILES:
         findings.unread["machine_code."] = f"{len(files)} libraries are too many; the first {MAX_FILES} were read"
     for path, entry in sorted(files.items(), key=lambda item: (item[1].layer, item[1].offset))[:MAX_FILES]:
@@ -95,7 +101,8 @@ def _read(look: Look, findings: Findings) -> list[Held]:
         if images:
             name = path if _LIBRARY.match(path) else f"{path.rpartition('/')[0]}/*".lstrip("/")
             found.setdefault(name, Counter()).update(images)
-    return [Held(path, found[path], library(path)) for path in sorted(found)]
+            first.setdefault(name, path)
+    return [Held(path, first[path], found[path], library(path)) for path in sorted(found)]
 
 
 def _hardware(look: Look, held: list[Held], experts: bool, findings: Findings) -> Fact | None:

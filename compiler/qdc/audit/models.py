@@ -36,7 +36,7 @@ class Model:
         self.config = look.json(self.config_path)
         self.names = [name for name in look.folder(self.folder) if "/" not in name]
         self.readers = {name: look.image.open(f"{self.folder}/{name}") for name in self.names if _weights(name)}
-        self.weights = quantized.read_weights(self.readers)
+        self.weights = quantized.read_weights(self.readers, _SPARING if look.sparing else quantized.MAX_ZEROS)
         self.facts = self.weights.facts
         self.problems = [*self._shards(), *self.facts.problems]
         self.where = {tensor: file for file, header in self.facts.files.items() for tensor in header.tensors}
@@ -143,7 +143,8 @@ class Model:
             evidence = [self._scheme_evidence(what, first)]
             if what == "bits" and value == 4 and self.weights.convention == _COMPRESSED:
                 evidence.append(self._codes(first))
-            findings.facts[f"{prefix}.{what}"] = Fact(value, evidence, trouble)
+            sure = not (what == "symmetric" and value is True and self.weights.partial)
+            findings.facts[f"{prefix}.{what}"] = Fact(value, evidence, trouble, decides=sure)
 
     def convention(self, prefix: str, findings: Findings) -> None:
         """`<prefix>.format`: who packed it; order of columns, zero points and fused modules where they contradict."""
@@ -276,6 +277,8 @@ class Model:
 
 
 _COMPRESSED = "compressed-tensors"
+_SPARING = 1 << 16
+"""Bytes of zero points that are read where each byte is fetched."""
 
 
 def _weights(name: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qdc.audit.evidence import Evidence, Fact, Findings, Look, brief, reason
+from qdc.audit.evidence import TOO_MUCH, Evidence, Fact, Findings, Look, brief, reason
 from qdc.core.errors import QdcError
 from qdc.core.redact import without_credentials
 from qdc.formats import installed
@@ -36,11 +36,16 @@ class Package:
 
 
 def find(look: Look) -> list[Package]:
-    """Every installed distribution of the image, by path."""
+    """Every installed distribution of the image, by path; by the name of its dist-info folder alone if sparing."""
     packages = []
     for path in look.image.files():
         match = installed.METADATA.fullmatch(path)
         if match is None:
+            continue
+        if look.sparing:
+            name, _, version = match["info"].removesuffix(".dist-info").rpartition("-")
+            root = match["root"] or ""
+            packages.append(Package(installed.canonical_name(name), version, root, path.rpartition("/")[0]))
             continue
         size = look.image.open(path).size
         given = installed.name_and_version(look.image.read(path, 0, min(size, installed.HEADER)))
@@ -87,6 +92,9 @@ def package_facts(look: Look, packages: list[Package], digests: Mapping[str, str
     ):
         if any(package.listed is not None for package in group):
             findings.fault(id, _against_records(look, group, digests))
+    if look.sparing:
+        findings.unread |= dict.fromkeys(("packages.plugins", "packages.files", "serve.engine.files"), TOO_MUCH)
+        return
     _unlisted(look, packages, findings)
     _plugins(look, packages, findings)
     _origins(look, packages, findings)

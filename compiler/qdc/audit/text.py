@@ -11,11 +11,15 @@ from qdc.audit.evidence import PROVED, RECORDED, REFUTED, UNREAD, brief
 def render_text(report: Mapping[str, Any]) -> str:
     """The report for a person; ends without a newline."""
     counts = report["counts"]
-    lines = [f"image     {report['image']}"]
+    lines = [f"image     {report['image'] or 'none: a model folder'}"]
     lines += [f"tag       {tag}" for tag in report.get("tags", [])]
     lines += [f"where     {report['where']}"] if report.get("where") else []
     lines.append("verdicts  " + ", ".join(f"{counts[word]} {word}" for word in (PROVED, REFUTED, RECORDED, UNREAD)))
-    if not report.get("anchored"):
+    transfer = report.get("transfer") or {}
+    if transfer.get("requests"):
+        lines.append(f"fetched   {transfer['bytes']:,} bytes in {transfer['requests']} requests")
+    lines += [f"unchecked {text}" for text in transfer.get("unverified", [])[:20]]
+    if report["image"] and not report.get("anchored"):
         lines.append("anchor    none: consistency only (give --expect IMAGE_ID for identity)")
     rows = report["verdicts"]
     for word in (REFUTED, UNREAD):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from qdc.audit.evidence import Claim, Evidence, Fact, Findings, Look, reason
+from qdc.audit.evidence import TOO_MUCH, Claim, Evidence, Fact, Findings, Look, reason
 from qdc.audit.models import Model
 from qdc.core.errors import QdcError
 from qdc.formats import ranges
@@ -23,6 +23,7 @@ _SAMPLING = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_
 _ENDS = re.compile(r"<\|(?:im_end|eot_id|end|end_of_turn|endoftext|eom_id)\|>|<end_of_turn>|</s>|eos_token")
 """What ends a turn in the templates of published models."""
 MAX_TOKENIZER = 64 << 20
+_SPARING = 1 << 17
 
 
 def text_facts(look: Look, model: Model, findings: Findings) -> None:
@@ -30,6 +31,9 @@ def text_facts(look: Look, model: Model, findings: Findings) -> None:
     folder = model.folder
     documents: dict[str, Mapping[str, Any]] = {}
     for name in (_GENERATION, _SETTINGS, "tokenizer.json"):
+        if _too_large(look, f"{folder}/{name}"):
+            findings.unread[f"target.files[{name}]"] = TOO_MUCH
+            continue
         try:
             documents[name] = look.json(f"{folder}/{name}") or {}
         except QdcError as error:
@@ -43,6 +47,12 @@ def text_facts(look: Look, model: Model, findings: Findings) -> None:
     _ends(look, model, documents, templates, findings)
 
 
+def _too_large(look: Look, path: str) -> bool:
+    """Whether a file is not read where each byte is fetched."""
+    entry = look.image.find(path) if look.sparing else None
+    return entry is not None and entry.size > _SPARING
+
+
 def _tokenizer(look: Look, folder: str, findings: Findings) -> None:
     rows, value = [], {}
     for name in _TOKENIZERS:
@@ -50,8 +60,9 @@ def _tokenizer(look: Look, folder: str, findings: Findings) -> None:
         if look.image.find(path) is None:
             continue
         reader = look.image.open(path)
-        if reader.size > MAX_TOKENIZER:
-            findings.unread[f"target.files[{name}]"] = f"{reader.size} bytes are too many for a tokenizer"
+        if reader.size > MAX_TOKENIZER or _too_large(look, path):
+            why = TOO_MUCH if look.sparing else f"{reader.size} bytes are too many for a tokenizer"
+            findings.unread[f"target.files[{name}]"] = why
             continue
         value[name] = f"sha256:{ranges.sha256(reader)}"
         rows.append(look.at(path, value[name], show="| sha256sum"))

@@ -104,11 +104,14 @@ def _painted(line: str) -> str:
     return f"\x1b[36mhelp\x1b[0m{line[4:]}" if line.startswith("help: ") else line
 
 
-def fail(error: QdcError, as_json: bool) -> int:
-    """Print a failure; returns its exit code, whether or not stdout takes the answer."""
+def fail(error: QdcError, as_json: bool, *, reference: str | None = None) -> int:
+    """Print a failure; returns its exit code, whether or not stdout takes the answer.
+
+    `reference`: the one of several things on the command line that it is about.
+    """
     if as_json:
         with contextlib.suppress(OSError):
-            answer({"error": error.as_json()})
+            answer({"error": error.as_json(), **({} if reference is None else {"reference": reference})})
     text = str(error)
     note(text if text.startswith("error") or ": error[" in text else f"error: {text}")
     return error.exit_code

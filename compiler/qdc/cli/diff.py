@@ -1,62 +1,58 @@
-"""`qdc diff A B`: what differs between two recipes, builds or images, in domain words. Exit 1 when they differ."""
+"""`qdc diff A B`: what differs between any two of recipe, lock, manifest, build, image and model folder.
+
+Domain words first, then how images start, packages, files, layers, measurements. Exit 0 when nothing differs, 1 when
+something does, 3 when nothing does as far as could be read.
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from qdc.cli.common import answer, open_store, parser
-from qdc.core.errors import QdcError
-from qdc.run.build import artifact_json
-from qdc.run.references import refer
-from qdc.store.store import Store
+from qdc.manifest.diff.words import Change
+from qdc.run.compare import RECIPES, compare, open_side
+
+SHOWN = 20
+"""Lines of one subject in text; all are in `--json`."""
 
 
 def main(arguments: list[str]) -> int:
     options = parser("diff", __doc__ or "")
-    options.add_argument("a", help="a build id, @2, a recipe path, a manifest.json, archive:FILE or oci:DIR")
-    options.add_argument("b")
+    options.add_argument(
+        "a",
+        metavar="A",
+        help="a recipe or lock file, a manifest.json, a build id or @2, archive:FILE, oci:DIR, docker:NAME, folder:DIR",
+    )
+    options.add_argument("b", metavar="B")
     given = options.parse_args(arguments)
-    near = next((Path(text) for text in (given.a, given.b) if text.endswith((".yaml", ".yml"))), None)
+    near = next((Path(text) for text in (given.a, given.b) if text.endswith(RECIPES)), None)
     store = open_store(given.store, near)
-    a, b = _value(given.a, store, given.b), _value(given.b, store, given.a)
-    if a[0] != b[0]:
-        raise QdcError(
-            "diff.kinds",
-            f"`{given.a}` is a {a[0]} and `{given.b}` is a {b[0]}",
-            hint="give two recipes, or two builds or images",
-        )
-    from qdc.manifest.diff import diff
-
-    changes = diff(a[1], b[1])
-    same = not any(change["from"] != change["to"] for change in changes)
+    with open_side(given.a, store) as a, open_side(given.b, store) as b:
+        changes, unread = compare(a, b)
+    same = not changes  # unchanged weights are told only beside something that changed
     if given.json:
-        answer({"same": same, "changes": changes})
+        answer({"same": same, "changes": changes, "unread": unread})
     else:
-        for change in changes:
-            print(change["text"])
-        if same:
-            print("no difference")
-    return 0 if same else 1
+        print(render_text(changes, unread, same))
+    return 1 if not same else 3 if unread else 0
 
 
-def _value(text: str, store: Store, other: str) -> tuple[str, dict[str, Any]]:
-    """(kind, document): manifests for images and builds; resolved recipes when both are recipe files."""
-    recipe_files = (".yaml", ".yml")
-    if text.endswith(recipe_files) and other.endswith(recipe_files):
-        from qdc.recipe.load import load
-
-        return "recipe", load(Path(text)).data
-    if text.endswith(".json") and Path(text).is_file():
-        try:
-            return "manifest", json.loads(Path(text).read_bytes())
-        except ValueError:
-            raise QdcError("diff.json", "this is not JSON", file=text) from None
-    reference = refer(text, store)
-    if reference.build is not None:
-        return "manifest", artifact_json(store, reference.build["image"]["artifact"], "manifest.json")
-    from qdc.audit.images import open_image, read_manifest
-
-    with open_image(str(reference.place), reference.name) as reader:
-        return "manifest", read_manifest(reader)
+def render_text(changes: list[Change], unread: dict[str, str], same: bool) -> str:
+    """The answer for a person; of files and packages the first of each."""
+    lines: list[str] = []
+    counts: dict[str, int] = {}
+    for change in changes:
+        subject = change["subject"]
+        counts[subject] = counts.get(subject, 0) + 1
+        if subject not in ("file", "package") or counts[subject] <= SHOWN:
+            lines.append(change["text"])
+        elif counts[subject] == SHOWN + 1:
+            more = sum(row["subject"] == subject for row in changes) - SHOWN
+            lines.append(f"and {more} more {subject}s (--json lists them)")
+    if same:
+        lines.append("no difference" if not unread else "no difference in what could be read")
+    if unread:
+        names = sorted(unread)
+        lines.append(f"not compared: {', '.join(names[:8])}" + (f" and {len(names) - 8} more" if names[8:] else ""))
+        lines += [f"  {name}: {unread[name]}" for name in names[:8]]
+    return "\n".join(lines)

@@ -1,166 +1,107 @@
-"""Images on disk: OCI layout folders and archives (docker-archive, and the dual form that is both).
+"""Where images lie on disk: OCI layouts (a folder, or a tar of it) and docker-archives, plain or gzip as a whole.
 
-One interface, `Image`: configuration bytes, layers, the visible files with the place of their bytes, and what
-the enclosing documents say about all of them (`declared`), which a caller compares with the bytes. Never
-unpacks, executes or imports anything of an image. Wrong digests are not errors here: they are for the caller
-to judge. Standard library only.
+Finds the documents, chooses one image of several, and opens it as an `Image`; `from_manifest` does so for any other
+keeper of blobs. A compressed archive, and one that comes as a stream, is read once. Standard library only.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from qdc.core.errors import QdcError
-from qdc.core.files import sha256_bytes
-from qdc.formats import ranges, tar
-from qdc.formats.overlay import Entry, Hidden, Overlay
-from qdc.formats.ranges import FileRange, GzipRange, RangeReader, SubRange
+from qdc.formats import gzip, ranges, survey, tar
+from qdc.formats.gzip import GzipRange
+from qdc.formats.image import MAX_JSON, MAX_LAYERS, Declared, Image, Layer
+from qdc.formats.overlay import Overlay
+from qdc.formats.ranges import Allowance, BytesRange, FileRange, RangeReader, SubRange
+from qdc.formats.strict import as_object, parse_json
+from qdc.formats.survey import Survey, Wanted
+
+__all__ = [
+    "Declared",
+    "Image",
+    "Layer",
+    "MAX_JSON",
+    "as_object",
+    "choose",
+    "from_manifest",
+    "open_archive",
+    "open_image",
+    "parse_json",
+    "ranges",
+]
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-MAX_JSON = 64 << 20
-MAX_DEPTH = 64
+_REF = "org.opencontainers.image.ref.name"
+_FULL_NAME = "io.containerd.image.name"
+Surveyed = tuple[str | None, Survey]
 
 
-@dataclass(frozen=True)
-class Declared:
-    """One blob as another document describes it: what it is, where that is said, digest `sha256:..`, size."""
+class Blobs(Protocol):
+    """A keeper of blobs under the names of an OCI layout."""
 
-    what: str
-    where: str
-    digest: str
-    size: int | None
-    blob: RangeReader
+    def get(self, name: str, size: int | None = None) -> RangeReader | None:
+        """The blob; `size`: what the descriptor says, for a keeper that has to be told."""
 
-
-@dataclass
-class Layer:
-    """One layer; `number` counts from 0.
-
-    `digest`: as the image manifest names the stored blob (None in a plain archive); `diff_id`: as the
-    configuration names the uncompressed tar (None if it names fewer); `content`: the uncompressed bytes.
-    """
-
-    number: int
-    blob: RangeReader
-    digest: str | None
-    diff_id: str | None
-
-    @cached_property
-    def content(self) -> RangeReader:
-        if self.blob.size >= 4:
-            start = self.blob.read(0, 4)
-            if start[:2] == b"\x1f\x8b":
-                return GzipRange(self.blob, self.name)
-            if start == b"\x28\xb5\x2f\xfd":
-                raise _bad("zstd", f"{self.name}: zstd layers are not read; re-export the image raw or gzip")
-        return self.blob
-
-    @property
-    def name(self) -> str:
-        """The digest that evidence cites: that of the uncompressed tar."""
-        return self.diff_id or self.digest or f"layer {self.number}"
-
-    @cached_property
-    def members(self) -> list[tar.Member]:
-        return tar.members(self.content, self.name)
+    def command(self, name: str) -> str:
+        """The shell command that prints it."""
 
 
-class Image:
-    """An image to read. `config` is the parsed `config_bytes`; `image_id` is `sha256:` of those bytes.
-
-    `commands`: for each layer the shell command that prints its stored bytes, for a person who checks by hand.
-    """
-
-    def __init__(
-        self,
-        where: str,
-        config_bytes: bytes,
-        layers: list[tuple[RangeReader, str | None]],
-        *,
-        commands: tuple[str, ...] = (),
-        tags: tuple[str, ...] = (),
-        declared: tuple[Declared, ...] = (),
-    ) -> None:
-        self.where, self.config_bytes, self.tags, self.declared = where, config_bytes, tags, declared
-        self.commands = commands
-        self.config = as_object(parse_json(config_bytes, "the image configuration"), "the image configuration")
-        self.image_id = f"sha256:{sha256_bytes(config_bytes)}"
-        rootfs = self.config.get("rootfs")
-        diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-        self.diff_ids = [item for item in diff_ids if isinstance(item, str)] if isinstance(diff_ids, list) else []
-        padded: list[str | None] = [*self.diff_ids, *([None] * len(layers))]
-        self.layers = [Layer(number, blob, digest, padded[number]) for number, (blob, digest) in enumerate(layers)]
-
-    @cached_property
-    def overlay(self) -> Overlay:
-        overlay = Overlay()
-        for layer in self.layers:
-            overlay.add(layer.number, layer.members)
-        return overlay
-
-    def files(self) -> dict[str, Entry]:
-        """Path (no leading slash) -> visible regular file; links and folders are not listed."""
-        return {path: entry for path, entry in sorted(self.overlay.entries.items()) if entry.type == "file"}
-
-    @property
-    def hidden(self) -> list[Hidden]:
-        """Files that later layers hide."""
-        return self.overlay.hidden
-
-    def find(self, path: str) -> Entry | None:
-        """The regular file that `path` shows, links followed inside the image; None if there is none."""
-        entry = self.overlay.resolve(path)
-        return entry if entry is not None and entry.type == "file" else None
-
-    def open(self, path: str) -> RangeReader:
-        """The bytes of the file at `path`. Raises QdcError `image.no-file`."""
-        entry = self.find(path)
-        if entry is None:
-            raise _bad("no-file", f"{self.where}: no file /{path.strip('/')} in the image")
-        return SubRange(self.layers[entry.layer].content, entry.offset, entry.size, entry.path)
-
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Bytes of the file at `path`; the whole file (at most 64 MiB) when `length` is None."""
-        reader = self.open(path)
-        length = reader.size - offset if length is None else length
-        if length > MAX_JSON:
-            raise _bad("too-large", f"{self.where}: {length} bytes of {path} asked for at once")
-        return reader.read(offset, length)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The `config` object of the configuration (Entrypoint, Cmd, Env, Labels), or an empty one."""
-        settings = self.config.get("config")
-        return settings if isinstance(settings, dict) else {}
-
-    @property
-    def labels(self) -> dict[str, str]:
-        labels = self.settings.get("Labels")
-        return {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
-
-
-def open_image(path: Path, *, shown: str | None = None, prints: str | None = None, links: bool = False) -> Image:
-    """An OCI layout (a folder) or an archive (a file: docker-archive or dual, also gzip as a whole).
+def open_image(
+    path: Path,
+    *,
+    shown: str | None = None,
+    prints: str | None = None,
+    choice: str | None = None,
+    wanted: Wanted | None = None,
+    links: bool = False,
+) -> Image:
+    """An OCI layout (a folder) or an archive (a file: docker-archive, layout or both, also gzip as a whole).
 
     `shown`: how reports name it (default: its path). `prints`: for a `path` that will not stay, the shell command
-    that prints the archive, or the folder that commands may name. `links`: whether files of a layout may be links (the
-    folder is the store's own). Raises QdcError `image.*`, `tar.*` or `bytes.*`
-    (exit 4) when it is none of them or cannot be read.
+    that prints the archive, or the folder that commands may name. `choice`: which of several images, by tag, platform
+    (`linux/arm64`) or digest. `wanted`: what to look out for where everything is to be read: what is compressed is
+    then read once. `links`: whether files of a layout may be links (the folder is the store's own). Raises QdcError
+    `image.*`, `tar.*` or `bytes.*` (exit 4) when it is none of them or cannot be read.
     """
     where = shown or str(path)
     if path.is_dir():
-        return _from_layout(_Folder(path, prints or str(path), links), where)
-    source: RangeReader = FileRange(path)
-    if source.size >= 2 and source.read(0, 2) == b"\x1f\x8b":
-        source = GzipRange(source, path.name)
-    store = _Archive(source, path.name, prints or f"cat {shlex.quote(str(path))}")
-    return _from_archive(store, where) if "manifest.json" in store.files else _from_layout(store, where)
+        image = _from_layout(_Folder(path, prints or str(path), links), where, choice)
+    else:
+        if not path.is_file():
+            raise _bad("archive", f"{where} is no file and no folder")
+        file = FileRange(path)
+        packed = file.size >= 2 and file.read(0, 2) == gzip.MAGIC
+        allowance = Allowance(file.size)
+        source = GzipRange(file, path.name, allowance, 256) if packed else file
+        commands = prints or f"cat {shlex.quote(str(path))}"
+        streamed = source.stream() if isinstance(source, GzipRange) and wanted else None
+        image = open_archive(source, path.name, where, commands, allowance, choice, streamed, wanted)
+    if wanted is not None:
+        image.survey(wanted)
+    return image
+
+
+def open_archive(
+    source: RangeReader,
+    what: str,
+    where: str,
+    prints: str,
+    allowance: Allowance,
+    choice: str | None = None,
+    stream: Iterator[bytes] | None = None,
+    wanted: Wanted | None = None,
+) -> Image:
+    """The image in an archive's bytes. `stream`: all of them in order, to be read once before `source` is."""
+    store = _Archive(source, what, prints, allowance, stream, wanted)
+    image = (_from_archive if "manifest.json" in store.files else _from_layout)(store, where, choice)
+    store.give(image)
+    return image
 
 
 class _Folder:
@@ -170,43 +111,139 @@ class _Folder:
     def command(self, name: str) -> str:
         return f"cat {shlex.quote(f'{self.prints}/{name}')}"
 
-    def get(self, name: str) -> RangeReader | None:
-        path = self.root / tar.clean_path(name, "layout")
-        return FileRange(path) if path.is_file() and (self.links or not path.is_symlink()) else None
+    def get(self, name: str, size: int | None = None) -> RangeReader | None:
+        path = self.root
+        for part in tar.clean_path(name, "layout").split("/"):
+            path /= part
+            if path.is_symlink() and not self.links:
+                return None
+        return FileRange(path) if path.is_file() else None
 
 
 class _Archive:
-    def __init__(self, source: RangeReader, what: str, prints: str) -> None:
-        self.source = source
+    def __init__(
+        self,
+        source: RangeReader,
+        what: str,
+        prints: str,
+        allowance: Allowance,
+        stream: Iterator[bytes] | None,
+        wanted: Wanted | None,
+    ) -> None:
+        self.source, self.allowance = source, allowance
         self.prints = f"{prints} | gzip -dc" if isinstance(source, GzipRange) else prints
-        overlay = Overlay()
-        overlay.add(0, tar.members(source, what))
-        self.overlay = overlay
-        self.files = {path for path, entry in overlay.entries.items() if entry.type == "file"}
+        self.read = survey.Archived()
+        if stream is not None and wanted is not None:
+            self.read = survey.archive(stream, what, survey.Pool(wanted, allowance))
+            if self.read.outer.error is not None:
+                raise self.read.outer.error
+            members: Iterator[tar.Member] = iter(self.read.outer.members)
+        else:
+            members = tar.walk(source, what, tar.Room())
+        self.overlay = Overlay()
+        self.overlay.add(0, members, what)
+        self.files = {path for path, entry in self.overlay.entries.items() if entry.type == "file"}
+        self._given: dict[int, RangeReader] = {}
 
     def command(self, name: str) -> str:
         return f"{self.prints} | tar -xO {shlex.quote(name)}"
 
-    def get(self, name: str) -> RangeReader | None:
+    def get(self, name: str, size: int | None = None) -> RangeReader | None:
         entry = self.overlay.resolve(tar.clean_path(name, "archive"))
         if entry is None or entry.type != "file":
             return None
-        return SubRange(self.source, entry.offset, entry.size, entry.path)
+        if entry.offset in self.read.outer.kept:
+            return BytesRange(self.read.outer.kept[entry.offset], entry.path)
+        return self._given.setdefault(entry.offset, SubRange(self.source, entry.offset, entry.size, entry.path))
+
+    def give(self, image: Image) -> None:
+        """Tell the layers what the pass over the archive has found of them."""
+        image.allowance = self.allowance
+        for layer in image.layers:
+            layer.allowance = self.allowance
+            if isinstance(layer.blob, SubRange) and layer.blob.inner is self.source:
+                found = self.read.layers.get(layer.blob.start)
+                if found is not None:
+                    layer.stored = found[0]
+                    layer.surveyed = Survey(**{**found[1].__dict__, "members": list(found[1].members)})
 
 
-def _from_layout(store: _Folder | _Archive, where: str) -> Image:
+@dataclass(frozen=True)
+class _Candidate:
+    """One image of several: what it is called, and its descriptor or entry."""
+
+    names: tuple[str, ...]
+    entry: dict[str, Any]
+
+    def fits(self, choice: str) -> bool:
+        return any(choice in (name, name.rpartition("/")[2], name.rpartition(":")[2]) for name in self.names)
+
+
+def _chosen(candidates: list[_Candidate], choice: str | None, where: str, usual: Callable[[_Candidate], bool]) -> Any:
+    """The one that `choice` names; without a choice the only one, or the only `usual` one."""
+    fitting = [item for item in candidates if item.fits(choice)] if choice else candidates
+    if len(fitting) > 1:
+        fitting = [item for item in fitting if usual(item)] or fitting
+    if len(fitting) == 1:
+        return fitting[0].entry
+    names = [item.names[0] for item in (fitting or candidates) if item.names]
+    listed = ", ".join(names[:8]) + (", .." if len(names) > 8 else "")
+    why = f"{choice!r} is none of them" if choice and not fitting else f"{len(fitting)} fit" if choice else "which one?"
+    raise QdcError(
+        "image.index",
+        f"{where} holds {len(candidates)} images ({listed or 'without names'}): {why}",
+        hint=f"name one behind a #, for example {where}#{names[0]}" if names else None,
+        exit_code=4,
+    )
+
+
+def choose(manifests: Any, where: str, choice: str | None) -> dict[str, Any]:
+    """The entry of an index that is meant: by `choice`, else the only image, else linux/amd64. Raises `image.index`."""
+    if not isinstance(manifests, list) or not all(isinstance(item, dict) for item in manifests):
+        raise _bad("index", f"{where}: the index lists no manifests")
+    found = []
+    for item in manifests[:1000]:
+        notes, platform = item.get("annotations"), item.get("platform")
+        notes = notes if isinstance(notes, dict) else {}
+        platform = platform if isinstance(platform, dict) else {}
+        if platform.get("os") == "unknown" or "vnd.docker.reference.type" in notes:
+            continue  # An attestation about another entry.
+        names = [notes.get(_FULL_NAME), notes.get(_REF)]
+        if platform:
+            names.append("/".join(str(platform[key]) for key in ("os", "architecture", "variant") if platform.get(key)))
+        found.append(_Candidate((*(str(n) for n in names if isinstance(n, str)), str(item.get("digest"))), item))
+    if not found:
+        raise _bad("index", f"{where}: the index lists no image")
+    entry: dict[str, Any] = _chosen(found, choice, where, lambda item: "linux/amd64" in item.names)
+    return entry
+
+
+def _from_layout(store: _Folder | _Archive, where: str, choice: str | None = None) -> Image:
     layout = _document(store, "oci-layout", where)
     if layout.get("imageLayoutVersion") != "1.0.0":
         raise _bad("layout", f"{where}: not an OCI layout of version 1.0.0")
+    return from_manifest(store, _document(store, "index.json", where), "index.json", where, choice)
+
+
+def from_manifest(
+    store: Blobs,
+    manifest: dict[str, Any],
+    said_in: str,
+    where: str,
+    choice: str | None = None,
+    make: type[Image] = Image,
+) -> Image:
+    """The image of a manifest, or of an index whose blobs `store` has. Raises QdcError `image.*`."""
     declared: list[Declared] = []
     tags: list[str] = []
-    manifest, said_in, depth = _document(store, "index.json", where), "index.json", 0
+    depth = 0
     while "manifests" in manifest:
         if (depth := depth + 1) > 4:
             raise _bad("index", f"{where}: indexes inside indexes")
-        chosen = _choose(manifest["manifests"], where)
+        several = isinstance(manifest["manifests"], list) and len(manifest["manifests"]) > 1
+        chosen = choose(manifest["manifests"], where, choice if several else None)
         notes = chosen.get("annotations")
-        tag = notes.get("org.opencontainers.image.ref.name") if isinstance(notes, dict) else None
+        tag = notes.get(_REF) if isinstance(notes, dict) else None
         tags += [tag] if isinstance(tag, str) else []
         declared.append(_declared(store, "manifest", said_in, chosen, where))
         manifest = as_object(_load(declared[-1].blob, "manifest", where), f"{where}: manifest")
@@ -217,10 +254,10 @@ def _from_layout(store: _Folder | _Archive, where: str) -> Image:
     if not isinstance(listed, list):
         raise _bad("manifest", f"{where}: the image manifest lists no layers")
     layers: list[tuple[RangeReader, str | None]] = []
-    for number, layer in enumerate(listed):
+    for number, layer in enumerate(listed[: MAX_LAYERS + 1]):
         declared.append(_declared(store, f"layer {number}", said_in, layer, where))
         layers.append((declared[-1].blob, declared[-1].digest))
-    return Image(
+    return make(
         where,
         _small(config, "configuration", where),
         layers,
@@ -230,11 +267,8 @@ def _from_layout(store: _Folder | _Archive, where: str) -> Image:
     )
 
 
-def _from_archive(store: _Archive, where: str) -> Image:
-    listed = parse_json(_small(_blob(store, "manifest.json", where), "manifest.json", where), "manifest.json")
-    if not isinstance(listed, list) or len(listed) != 1:
-        raise _bad("archive", f"{where}: manifest.json must describe exactly one image")
-    described = as_object(listed[0], "manifest.json")
+def _from_archive(store: _Archive, where: str, choice: str | None = None) -> Image:
+    described = _described(store, where, choice)
     names, tags = described.get("Layers"), described.get("RepoTags") or []
     config_name = described.get("Config")
     if not isinstance(names, list) or not isinstance(config_name, str) or not isinstance(tags, list):
@@ -252,13 +286,10 @@ def _from_archive(store: _Archive, where: str) -> Image:
         return found, digest
 
     config, _ = blob("configuration", config_name)
-    layers = [blob(f"layer {number}", name) for number, name in enumerate(names)]
+    layers = [blob(f"layer {number}", name) for number, name in enumerate(names[: MAX_LAYERS + 1])]
     config_bytes = _small(config, "configuration", where)
     if "index.json" in store.files and "oci-layout" in store.files:
-        other = _from_layout(store, where)
-        declared += other.declared
-        if other.config_bytes != config_bytes or [x.digest for x in other.layers] != [d for _, d in layers]:
-            raise _bad("two-images", f"{where}: manifest.json and index.json describe different images")
+        declared += _same_in_index(store, where, config_bytes, [digest for _, digest in layers])
     return Image(
         where,
         config_bytes,
@@ -266,82 +297,60 @@ def _from_archive(store: _Archive, where: str) -> Image:
         commands=tuple(store.command(name) for name in names),
         tags=tuple(tag for tag in tags if isinstance(tag, str)),
         declared=tuple(declared),
+        allowance=store.allowance,
     )
 
 
-def parse_json(data: bytes, what: str) -> Any:
-    """JSON of untrusted bytes. Raises QdcError `image.json` on anything that is not plain JSON of moderate depth:
-
-    duplicate names, numbers beyond floats, texts that are not UTF-8, more than 64 levels.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) != len(pairs):
-            raise ValueError("duplicate names")
-        return table
-
-    def refuse(text: str) -> Any:
-        raise ValueError(f"{text} is not JSON")
-
-    try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        level = [value]
-        for _ in range(MAX_DEPTH):
-            level = [item for inner in level for item in _inside(inner)]
-        if level:
-            raise ValueError(f"more than {MAX_DEPTH} levels")
-        return value
-    except (ValueError, RecursionError) as error:
-        raise _bad("json", f"{what}: not JSON ({error})") from error
+def _described(store: _Archive, where: str, choice: str | None) -> dict[str, Any]:
+    """The entry of manifest.json for the image that is meant."""
+    listed = parse_json(_small(_blob(store, "manifest.json", where), "manifest.json", where), "manifest.json")
+    if not isinstance(listed, list) or not listed:
+        raise _bad("archive", f"{where}: manifest.json describes no image")
+    found = []
+    for item in listed[:1000]:
+        entry = as_object(item, f"{where}: manifest.json")
+        tags, config = entry.get("RepoTags"), str(entry.get("Config"))
+        names = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+        id_ = config.rpartition("/")[2].removesuffix(".json")
+        found.append(_Candidate((*names, f"sha256:{id_}", id_), entry))
+    chosen: dict[str, Any] = _chosen(found, choice if len(found) > 1 else None, where, lambda item: False)
+    return chosen
 
 
-def _inside(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+def _same_in_index(store: _Archive, where: str, config: bytes, digests: list[str | None]) -> tuple[Declared, ...]:
+    """What the archive's index declares of the same image. Raises QdcError `image.two-images` if it has another."""
+    index = _document(store, "index.json", where)
+    listed = index.get("manifests")
+    for item in listed[:1000] if isinstance(listed, list) else ():
+        try:
+            other = from_manifest(store, {"manifests": [item]}, "index.json", where)
+        except QdcError:
+            if len(listed or ()) == 1:
+                raise
+            continue
+        if other.config_bytes == config and [layer.digest for layer in other.layers] == digests:
+            return other.declared
+    raise _bad("two-images", f"{where}: manifest.json and index.json describe different images")
 
 
-def as_object(value: Any, what: str) -> dict[str, Any]:
-    """`value` if it is a JSON object; else QdcError `image.json`."""
-    if not isinstance(value, dict):
-        raise _bad("json", f"{what}: not a JSON object")
-    return value
-
-
-def _choose(manifests: Any, where: str) -> dict[str, Any]:
-    if not isinstance(manifests, list) or not all(isinstance(item, dict) for item in manifests):
-        raise _bad("index", f"{where}: the index lists no manifests")
-    if len(manifests) > 1:
-        wanted = {"os": "linux", "architecture": "amd64"}
-        manifests = [
-            item
-            for item in manifests
-            if isinstance(item.get("platform"), dict)
-            and all(item["platform"].get(key) == value for key, value in wanted.items())
-        ]
-    if len(manifests) != 1:
-        raise _bad("index", f"{where}: {len(manifests)} images fit; give a layout that holds one")
-    return as_object(manifests[0], "index")
-
-
-def _declared(store: _Folder | _Archive, what: str, said_in: str, descriptor: Any, where: str) -> Declared:
+def _declared(store: Blobs, what: str, said_in: str, descriptor: Any, where: str) -> Declared:
     descriptor = as_object(descriptor, f"{where}: descriptor of the {what}")
     digest, size = descriptor.get("digest"), descriptor.get("size")
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise _bad("digest", f"{where}: the {what} has no sha256 digest")
-    if type(size) is not int:
+    if type(size) is not int or not 0 <= size < 1 << 62:
         raise _bad("size", f"{where}: the {what} has no size")
-    return Declared(what, said_in, digest, size, _blob(store, f"blobs/sha256/{digest[7:]}", where))
+    return Declared(what, said_in, digest, size, _blob(store, f"blobs/sha256/{digest[7:]}", where, size))
 
 
-def _blob(store: _Folder | _Archive, name: str, where: str) -> RangeReader:
-    found = store.get(name)
+def _blob(store: Blobs, name: str, where: str, size: int | None = None) -> RangeReader:
+    found = store.get(name, size)
     if found is None:
-        raise _bad("missing", f"{where}: {name} is missing")
+        raise _bad("missing", f"{where}: {name[:200]} is missing")
     return found
 
 
-def _document(store: _Folder | _Archive, name: str, where: str) -> dict[str, Any]:
+def _document(store: Blobs, name: str, where: str) -> dict[str, Any]:
     return as_object(_load(_blob(store, name, where), name, where), f"{where}: {name}")
 
 
@@ -357,6 +366,3 @@ def _small(blob: RangeReader, what: str, where: str) -> bytes:
 
 def _bad(id: str, message: str) -> QdcError:
     return QdcError(f"image.{id}", message, exit_code=4)
-
-
-__all__ = ["Declared", "Image", "Layer", "as_object", "open_image", "parse_json", "ranges"]

@@ -56,8 +56,11 @@ class Claimed:
     act_order: bool | None = None
 
 
-def read_weights(files: Mapping[str, RangeReader]) -> Weights:
-    """Facts of all safetensors `files` (name -> bytes) of one model; a file that cannot be read is in `broken`."""
+def read_weights(files: Mapping[str, RangeReader], limit: int = MAX_ZEROS) -> Weights:
+    """Facts of all safetensors `files` (name -> bytes) of one model; a file that cannot be read is in `broken`.
+
+    `limit`: bytes of zero points and column orders that may be read.
+    """
     readable: dict[str, RangeReader] = {}
     broken: dict[str, str] = {}
     headers: dict[str, safetensors.Header] = {}
@@ -70,7 +73,7 @@ def read_weights(files: Mapping[str, RangeReader]) -> Weights:
     facts = compressed_tensors.read_facts(readable)
     where = {tensor: (file, header) for file, header in headers.items() for tensor in header.tensors}
     names = sorted({name.rpartition(".")[0] for name in where if name.rpartition(".")[2] in _PARTS})
-    scan = _Scan(readable, where)
+    scan = _Scan(readable, where, limit)
     for name in names:
         scan.module(name)
     modules = facts.quantized | scan.modules
@@ -103,14 +106,15 @@ def read_weights(files: Mapping[str, RangeReader]) -> Weights:
 class _Scan:
     """AutoAWQ's and GPTQ's modules, one after the other."""
 
-    def __init__(self, readers: Mapping[str, RangeReader], where: Mapping[str, tuple[str, safetensors.Header]]) -> None:
-        self.readers, self.where = readers, where
+    def __init__(
+        self, readers: Mapping[str, RangeReader], where: Mapping[str, tuple[str, safetensors.Header]], limit: int
+    ) -> None:
+        self.readers, self.where, self.left = readers, where, limit
         self.modules: dict[str, Module] = {}
         self.kinds: set[str] = set()
         self.problems: list[str] = []
         self.order: bool | None = None
         self.zeros: set[int] = set()
-        self.left = MAX_ZEROS
         self.partial: str | None = None
 
     def module(self, name: str) -> None:
@@ -157,8 +161,10 @@ class _Scan:
         return self.readers[file].read(tensor.offset, length)
 
     def _one_zero(self, name: str, bits: int, kind: str) -> bool:
-        """Whether all zero points of a module are one value in the middle of the codes."""
+        """Whether all zero points of a module are one value in the middle of the codes, as far as they were read."""
         data = self._bytes(f"{name}.qzeros")
+        if not data:
+            return True
         middle = 1 << (bits - 1)
         for zero in (middle - 1, middle) if kind == "gptq" else (middle,):
             word = _repeated(zero, bits)

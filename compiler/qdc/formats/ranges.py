@@ -1,22 +1,25 @@
-"""Bytes that can be read by range: a file, a part of another range, memory, a gzip stream.
+"""Bytes that can be read by range: a file, a part of another range, memory; and their digests.
 
 Readers of tars, images and safetensors take a `RangeReader`, so that they neither know nor care whether the
-bytes lie in a file, inside a tar inside a file, or behind compression. Nothing here writes.
-Standard library only.
+bytes lie in a file, inside a tar inside a file, behind compression (`gzip`) or behind a network. Nothing here
+writes. Standard library only.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import zlib
-from collections.abc import Hashable, Iterator
+import queue
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from qdc.core.errors import QdcError
 
 CHUNK = 1 << 20
+SMALL = 1 << 15
+"""Bytes below which a thread costs more than hashing."""
 
 
 class RangeReader(Protocol):
@@ -26,6 +29,23 @@ class RangeReader(Protocol):
     def size(self) -> int: ...
 
     def read(self, offset: int, length: int) -> bytes: ...
+
+
+@runtime_checkable
+class Short(Protocol):
+    """A range whose end is not known before it is reached: `fetch` gives what there is, `size` is known then."""
+
+    def fetch(self, offset: int, length: int) -> bytes: ...
+
+    def ends_after(self, offset: int) -> bool:
+        """Whether nothing but padding follows `offset`, as far as that shows without reading on."""
+
+
+@runtime_checkable
+class Streamed(Protocol):
+    """A range that is read best from its start to its end."""
+
+    def stream(self) -> Iterator[bytes]: ...
 
 
 def truncated(what: str, offset: int, length: int, size: int) -> QdcError:
@@ -89,11 +109,11 @@ class FileRange:
 
 
 class SubRange:
-    """`size` bytes of another range, from `start`."""
+    """`size` bytes of another range, from `start`; that they are there shows when they are read."""
 
     def __init__(self, inner: RangeReader, start: int, size: int, what: str = "part") -> None:
-        if start < 0 or size < 0 or start + size > inner.size:
-            raise truncated(what, start, size, inner.size)
+        if start < 0 or size < 0:
+            raise truncated(what, start, size, 0)
         self.inner, self.start, self._size, self.what = inner, start, size, what
 
     @property
@@ -106,85 +126,68 @@ class SubRange:
         return self.inner.read(self.start + offset, length)
 
 
-class GzipRange:
-    """The decompressed bytes of a gzip stream (several members allowed), by range, without a temporary file.
+class Allowance:
+    """How many bytes may still be unpacked: `FREE`, and `RATIO` for each byte that is stored.
 
-    Keeps up to `CHECKPOINTS` copies of the decompressor, so that reading backwards costs at most the distance
-    between two of them. `size` is known after one pass. Raises QdcError `bytes.gzip` on a damaged stream.
+    Real data shrinks to no less than a twentieth; what unpacks to more than a hundredfold is made to exhaust readers.
     """
 
-    CHECKPOINTS = 64
+    FREE, RATIO = 4 << 30, 100
 
-    def __init__(self, inner: RangeReader, what: str = "gzip") -> None:
-        self.inner, self.what = inner, what
-        self._spacing = 4 * CHUNK
-        self._states: list[tuple[int, int, bytes, Any]] = [(0, 0, b"", zlib.decompressobj(wbits=31))]
-        self._size: int | None = None
+    def __init__(self, stored: int) -> None:
+        self.left = self.FREE + self.RATIO * stored
 
-    @property
-    def size(self) -> int:
-        if self._size is None:
-            for _ in self._stream(0):
-                pass
-        assert self._size is not None
-        return self._size
+    def spend(self, amount: int, what: str) -> None:
+        """Raises QdcError `bytes.bomb` when nothing is left."""
+        self.left -= amount
+        if self.left < 0:
+            why = f"{what}: unpacks to more than {self.RATIO} times what is stored; it is not read on"
+            raise QdcError("bytes.bomb", why, exit_code=4)
 
-    def read(self, offset: int, length: int) -> bytes:
-        if offset < 0 or length < 0:
-            raise truncated(self.what, offset, length, self.size)
-        if length == 0:
-            return b""
-        parts, wanted = [], length
-        for chunk in self._stream(offset):
-            parts.append(chunk[:wanted])
-            wanted -= len(parts[-1])
-            if wanted == 0:
-                return b"".join(parts)
-        raise truncated(self.what, offset, length, self.size)
 
-    def _stream(self, offset: int) -> Iterator[bytes]:
-        """Decompressed chunks from `offset` to the end."""
-        out, at, pending, machine = max(
-            (state for state in self._states if state[0] <= offset), key=lambda state: state[0]
-        )
-        machine = machine.copy()
-        while True:
-            if not pending:
-                length = min(1 << 16, self.inner.size - at)
-                pending = self.inner.read(at, length)
-                at += length
-                if not pending and not machine.eof:
-                    raise self._damaged("the stream ends early")
-            try:
-                chunk = machine.decompress(pending, CHUNK)
-            except zlib.error as error:
-                raise self._damaged(str(error)) from error
-            pending = machine.unconsumed_tail
-            if chunk:
-                end = out + len(chunk)
-                if end > offset:
-                    yield chunk[max(0, offset - out) :]
-                out = end
-            if machine.eof:
-                pending = machine.unused_data.lstrip(b"\0")
-                while not pending and at < self.inner.size:
-                    length = min(1 << 16, self.inner.size - at)
-                    pending, at = self.inner.read(at, length).lstrip(b"\0"), at + length
-                if not pending:
-                    self._size = out
-                    return
-                machine = zlib.decompressobj(wbits=31)
-            elif out >= self._states[-1][0] + self._spacing:
-                self._checkpoint(out, at, pending, machine.copy())
+class Hashing:
+    """SHA-256 in a thread of its own, so that bytes are hashed while the next ones are read.
 
-    def _checkpoint(self, out: int, at: int, pending: bytes, machine: Any) -> None:
-        self._states.append((out, at, pending, machine))
-        if len(self._states) > self.CHECKPOINTS:
-            self._states = self._states[::2]
-            self._spacing *= 2
+    A context; `take(state, chunk)` in order, and `state` is asked after the context's end. Little is hashed at once.
+    """
 
-    def _damaged(self, why: str) -> QdcError:
-        return QdcError("bytes.gzip", f"{self.what}: damaged gzip data ({why})", exit_code=4)
+    def __init__(self) -> None:
+        self._queue: queue.Queue[tuple[Any, Any] | None] = queue.Queue(maxsize=8)
+        self._thread: threading.Thread | None = None
+        self._taken = 0
+
+    def __enter__(self) -> Hashing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            item[0].update(item[1])
+
+    def take(self, state: Any, chunk: bytes | memoryview) -> None:
+        self._taken += len(chunk)
+        if self._taken < CHUNK:
+            state.update(chunk)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, daemon=True)
+            self._thread.start()
+        self._queue.put((state, chunk))
+
+
+def fetcher(source: RangeReader) -> Callable[[int, int], bytes]:
+    """`fetch(offset, length)`: up to `length` bytes, fewer only where `source` ends."""
+    if isinstance(source, Short):
+        return source.fetch
+
+    def bounded(offset: int, length: int) -> bytes:
+        return source.read(offset, min(length, source.size - offset)) if offset < source.size else b""
+
+    return bounded
 
 
 def place(source: RangeReader) -> Hashable:
@@ -196,8 +199,8 @@ def place(source: RangeReader) -> Hashable:
 
 def chunks(source: RangeReader, size: int = CHUNK) -> Iterator[bytes]:
     """All bytes of `source` in order."""
-    if isinstance(source, GzipRange):
-        yield from source._stream(0)
+    if isinstance(source, Streamed):
+        yield from source.stream()
         return
     for offset in range(0, source.size, size):
         yield source.read(offset, min(size, source.size - offset))
@@ -205,41 +208,41 @@ def chunks(source: RangeReader, size: int = CHUNK) -> Iterator[bytes]:
 
 def sha256(source: RangeReader) -> str:
     """SHA-256 (64 hex) of all bytes of `source`."""
-    state = hashlib.sha256()
-    for chunk in chunks(source):
-        state.update(chunk)
-    return state.hexdigest()
+    if not isinstance(source, Streamed) and source.size <= CHUNK:
+        return hashlib.sha256(source.read(0, source.size)).hexdigest()
+    return digests(source, {})[0]
 
 
-def digests(source: RangeReader, parts: dict[str, tuple[int, int]]) -> tuple[str, dict[str, str]]:
+def digests(source: RangeReader, parts: Mapping[str, tuple[int, int]]) -> tuple[str, dict[str, str]]:
     """SHA-256 of the whole and of named parts (name -> offset, size), in one pass over the bytes.
 
-    Parts may overlap; a part that reaches beyond the end raises QdcError `bytes.truncated`.
+    Parts may overlap; equal ones are hashed once. A part that reaches beyond the end raises QdcError
+    `bytes.truncated`.
     """
     whole = hashlib.sha256()
-    waiting = sorted(parts.items(), key=lambda item: item[1], reverse=True)
-    active: dict[str, tuple[int, Any]] = {}
-    done: dict[str, str] = {}
+    waiting = sorted(set(parts.values()), reverse=True)
+    active: dict[tuple[int, int], Any] = {}
+    states: dict[tuple[int, int], Any] = {}
     at = 0
-    for chunk in chunks(source):
-        whole.update(chunk)
-        end = at + len(chunk)
-        while waiting and waiting[-1][1][0] < end:
-            name, (offset, size) = waiting.pop()
-            active[name] = (offset + size, hashlib.sha256())
-        for name, (stop, state) in list(active.items()):
-            start = parts[name][0]
-            state.update(memoryview(chunk)[max(0, start - at) : max(0, min(stop, end) - at)])
-            if stop <= end:
-                done[name] = state.hexdigest()
-                del active[name]
-        at = end
-    for name, (offset, size) in waiting:
-        if size == 0 and offset <= at:
-            done[name] = hashlib.sha256().hexdigest()
-        else:
+    with Hashing() as all_, Hashing() as some:
+        for chunk in chunks(source):
+            all_.take(whole, chunk)
+            end = at + len(chunk)
+            while waiting and waiting[-1][0] < end:
+                part = waiting.pop()
+                active[part] = states[part] = hashlib.sha256()
+            for (start, size), state in list(active.items()):
+                piece = memoryview(chunk)[max(0, start - at) : max(0, min(start + size, end) - at)]
+                if len(piece) < SMALL and start >= at and start + size <= end:
+                    state.update(piece)
+                else:
+                    some.take(state, piece)
+                if start + size <= end:
+                    del active[start, size]
+            at = end
+    for part in waiting:
+        states[part] = hashlib.sha256()
+    for name, (offset, size) in parts.items():
+        if offset + size > at:
             raise truncated(name, offset, size, at)
-    if active:
-        name = next(iter(active))
-        raise truncated(name, *parts[name], at)
-    return whole.hexdigest(), done
+    return whole.hexdigest(), {name: states[part].hexdigest() for name, part in parts.items()}

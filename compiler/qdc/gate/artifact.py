@@ -19,6 +19,7 @@ from qdc.audit.audit import audit
 from qdc.core import canonical
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.formats import oci, ranges
+from qdc.formats.gzip import GzipRange
 from qdc.formats.oci import Image
 from qdc.gate.contracts import Contract
 from qdc.gate.report import Check
@@ -92,7 +93,7 @@ def _raw_size(artifact: Artifact) -> int:
     if artifact.is_file:
         source = ranges.FileRange(artifact.path)
         zipped = source.size >= 2 and source.read(0, 2) == b"\x1f\x8b"
-        return ranges.GzipRange(source, artifact.path.name).size if zipped else source.size
+        return GzipRange(source, artifact.path.name).size if zipped else source.size
     return sum(len(chunk) if isinstance(chunk, bytes) else chunk for chunk in _parts(artifact.image, unpacked=True))
 
 

@@ -23,9 +23,9 @@ LOOKED_AT = 8
 @dataclass(frozen=True)
 class Past:
     """`layers`: role of layers -> their bytes in `layers_of`, a build on the same base; `compressed`: role ->
-    compressed size by size, of those that an export sampled; `acceptance`: tokens a step in `acceptance_of`, with the same K;
-    `acceptance_exact`: that build had this target and drafter; `timed`: stage -> (seconds on this machine, recipe of
-    that build, build)."""
+    compressed size by size, of those that an export sampled; `acceptance`: tokens a step in `acceptance_of`, with the
+    same K; `acceptance_exact`: that build had this target and drafter; `timed`: stage -> (seconds on this machine,
+    recipe of that build, build)."""
 
     layers: dict[str, int] = field(default_factory=dict)
     layers_of: str = ""

@@ -140,8 +140,9 @@ class Change(Closed):
 
 
 class Diff(Answer):
-    same: bool
-    changes: list[Change]
+    same: bool = Field(description="nothing differs, as far as could be read")
+    changes: list[Change] = Field(description="domain words first; `from` equals `to` where a model is unchanged")
+    unread: dict[str, str] = Field(description="recipe path -> why it could not be compared")
 
 
 class Evidence(Closed):
@@ -160,13 +161,24 @@ class Verdict(Closed):
     evidence: list[Evidence]
 
 
+class Transfer(Closed):
+    bytes: int = Field(description="fetched over a network; 0 where the image is at hand")
+    requests: int
+    unverified: list[str] = Field(description="what the answer rests on without having checked it")
+
+
 class Audit(Answer):
-    image: ImageId
+    """Of several images, one such object a line, in the order of the command; see `Error` for one that could not be
+    read."""
+
+    reference: str = Field(description="the image as the command line named it")
+    image: ImageId | None = Field(description="null for a model folder")
     where: str
     tags: list[str]
     anchored: bool = Field(description="--expect or a build record named the image ID")
     verdicts: list[Verdict]
     counts: dict[str, int]
+    transfer: Transfer
 
 
 class Check(Closed):
@@ -334,6 +346,7 @@ class Lock(Answer):
 
 class Error(Answer):
     error: ErrorBody
+    reference: str | None = Field(default=None, description="the one of several images that it is about")
 
 
 ANSWERS: dict[str, type[Answer]] = {

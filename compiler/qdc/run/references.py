@@ -1,6 +1,7 @@
 """What a user means by IMAGE: a build id, `@1`, a recipe path, or a place outside the store.
 
-`oci:DIR`, `archive:FILE` and `docker:NAME` are places; the others name a build in the store.
+`oci:DIR`, `archive:FILE`, `docker:NAME`, `registry:REF` and `folder:DIR` (a model without an image) are places; the
+others name a build in the store.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.store.store import Store
 
-PLACES = ("oci", "archive", "docker")
+PLACES = ("oci", "archive", "docker", "registry", "folder")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def refer(text: str, store: Store) -> Reference:
     raise QdcError(
         "image.unknown",
         f"`{text}` names no image and no build",
-        hint="give oci:DIR, archive:FILE, docker:NAME, a build id, @1, or a recipe path",
+        hint="give oci:DIR, archive:FILE, docker:NAME, registry:REF, folder:DIR, a build id, @1, or a recipe path",
     )
 
 
