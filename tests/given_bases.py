@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,10 @@ class Base:
         value = {"os": self.platform[0], "architecture": self.platform[1], "config": self.settings}
         return json.dumps({**value, "rootfs": {"type": "layers", "diff_ids": ids}}).encode()
 
-    @property
+    @cached_property
     def stored(self) -> list[bytes]:
         pairs = zip(self.tars, self.packed, strict=True)
-        return [gzip.compress(tar, mtime=0) if packed else tar for tar, packed in pairs]
+        return [gzip.compress(tar, 1, mtime=0) if packed else tar for tar, packed in pairs]
 
     @property
     def manifest(self) -> bytes:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def product(k: int = 7, window: int | None = 64) -> dict[str, Any]:
 class Pieces:
     """Outputs of the stages before `image`, made once in `folder`, and all contents by digest."""
 
-    def __init__(self, folder: Path, base: Path | None = None) -> None:
+    def __init__(self, folder: Path, base: Path | None = None, target: Callable[[Path], Path] = target) -> None:
         self.folder = folder
         self.inputs = {
             "base_image": base or run(base_image, folder / "base", {}, {"scratch": True}),

@@ -18,13 +18,15 @@ from typing import Any
 import docker
 import image_fixtures as fixtures
 import pytest
+from given_bases import Base
 
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_file
 from qdc.image import export
 from qdc.image.assemble import write_image
+from qdc.image.base import read_base
 from qdc.image.layers import Layer, VirtualImage, digested, read_image, small_layer
-from qdc.stages import base_image
+from qdc.stages import base_image, given_base
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "docker-engine"
@@ -136,6 +138,36 @@ def test_docker_takes_the_image_from_a_stream(engine: Any, made: tuple[Path, dic
     assert engine.images.get(image.name).id == f"sha256:{image.id}"
     assert seen[-1][0] == seen[-1][1] > image.size
     check_run(engine, image.name)
+
+
+def test_an_image_on_a_compressed_base_loads_and_runs(
+    engine: Any, base: Path, made: tuple[Path, dict[str, Path]], tmp_path: Path
+) -> None:
+    forget(engine)
+    given = Base(
+        [(base / "layer.tar").read_bytes()], (True,), settings={"Env": ["PATH=/usr/bin", "A=1"], "User": "65534"}
+    )
+    source = given.layout(tmp_path / "source")
+    taken = fixtures.run(given_base, tmp_path / "taken", {"source": source}, {})
+    described = read_base(taken)
+    layers = [*described.layers, *read_image(made[0]).layers[1:]]
+    image = tmp_path / "image"
+    shutil.copytree(made[0] / "layers", image / "layers")
+    inherited = {"inherited": described.environment, "user": described.user}
+    written = write_image(image, "demo", "given", layers, {}, **inherited)
+    contents = {**made[1], **{path.name: path for path in taken.iterdir()}}
+    file = tmp_path / "image.tar"
+    export.export_archive(image, contents.__getitem__, file)
+    with file.open("rb") as stream:
+        loaded = engine.images.load(stream)
+    assert [found.id for found in loaded] == [f"sha256:{written.id}"]
+    assert loaded[0].attrs["RootFS"]["Layers"] == [f"sha256:{layer.diff_id}" for layer in layers]
+    printed = engine.containers.run(written.name, network_mode="none", remove=True)
+    assert json.loads(printed) == [["serve"], 7, 65534, 10_240_000]
+    for kind in ("oci-archive", "docker-archive"):
+        raw = command("skopeo", "inspect", "--config", "--raw", f"{kind}:{file}")
+        assert hashlib.sha256(raw.encode()).hexdigest() == written.id, kind
+        command("skopeo", "--insecure-policy", "copy", f"{kind}:{file}", f"dir:{tmp_path / kind}")
 
 
 def test_damaged_contents_never_become_an_image(

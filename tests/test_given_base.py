@@ -127,11 +127,7 @@ class _Stored(Base):
 
     def __init__(self, base: Base, stored: list[bytes]) -> None:
         super().__init__(base.tars, base.packed)
-        self._stored = stored
-
-    @property
-    def stored(self) -> list[bytes]:
-        return self._stored
+        self.__dict__["stored"] = stored
 
 
 @pytest.mark.parametrize(

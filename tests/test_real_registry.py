@@ -9,6 +9,7 @@ import base64
 import io
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from test_image_export import make_image
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_bytes
 from qdc.image import export, push, registry
-from qdc.image.layers import read_image
+from qdc.image.assemble import write_image
+from qdc.image.config import BASE_NAME
+from qdc.image.layers import Layer, read_image
 from qdc.image.reference import parse
 
 pytestmark = pytest.mark.slow
@@ -83,6 +86,25 @@ def test_an_image_goes_there_and_comes_back_with_its_digests(real: Real) -> None
     with registry.connect(parse(f"{real.host}/team/demo:2")) as opened:
         changed = push.push(other, (contents | more).__getitem__, opened)
     assert changed.blobs == 2 and changed.sent < 20_000
+
+
+def test_the_layers_of_a_base_in_the_same_registry_are_not_sent(real: Real) -> None:
+    folder, contents = make_image(real.folder / "made")
+    base, weights, last = read_image(folder).layers
+    with registry.connect(parse(f"{real.host}/team/base:1")) as opened:
+        push.push(folder, contents.__getitem__, opened)
+    labels = {BASE_NAME: f"{real.host}/team/base"}
+    other = Layer("base", weights.diff_id, weights.size, weights.entries, None)
+    (real.folder / "on/layers").mkdir(parents=True)
+    for place in (folder / "layers").iterdir():
+        shutil.copy(place, real.folder / "on/layers")
+    write_image(real.folder / "on", "demo", "on", [base, other, last], labels)
+    with registry.connect(parse(f"{real.host}/team/product:1")) as opened:
+        done = push.push(real.folder / "on", contents.__getitem__, opened)
+        assert opened.blob_size(f"sha256:{weights.diff_id}") == weights.size
+    assert done.blobs == 2 and done.sent < 10_000
+    with registry.connect(parse(f"{real.host}/team/product:1")) as opened:
+        assert opened.image().digest == done.digest
 
 
 def test_a_broken_upload_leaves_no_tag_and_the_next_one_ends_well(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,8 +59,11 @@ def findings(recipe: Path, sets: list[str] | None = None, edits: dict[str, Any] 
 
 
 def twin(recipes: Path, edit: dict[str, Any], on: str = "micro") -> list[Diagnostic]:
-    """What is found in the recipe `on` with `edit`: a whole text, replacements in it, `set`, and `facts` merged into
-    those of its checkpoints."""
+    """What is found in the recipe `on` with `edit`: a whole text, replacements in it, `set`, `files` that lie below
+    or beside its folder, and `facts` merged into those of its checkpoints."""
+    for name, content in edit.get("files", {}).items():
+        (recipes / name).parent.mkdir(exist_ok=True)
+        (recipes / name).write_text(content)
     path = recipes / f"{on}.yaml"
     text = edit.get("text", path.read_text())
     for old, new in edit.get("replace", {}).items():

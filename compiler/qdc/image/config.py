@@ -20,6 +20,8 @@ ENTRYPOINT = ["/usr/bin/python3", "/opt/qdc/serving/launcher.py"]
 ENVIRONMENT = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"]
 CREATED = datetime.datetime.fromtimestamp(EPOCH, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 NAME_LIMIT = 128
+BASE_NAME = "org.opencontainers.image.base.name"
+"""The label with the base's `HOST/REPOSITORY`."""
 _ID_DIGITS = 12
 
 
@@ -151,7 +153,7 @@ def labels(recipe: Mapping[str, Any], *, manifest_digest: str, recipe_digest: st
     found = {
         "org.opencontainers.image.title": name,
         "org.opencontainers.image.description": summary(recipe),
-        "org.opencontainers.image.base.name": base,
+        BASE_NAME: base,
         "org.opencontainers.image.base.digest": base_digest,
         "io.qdc.schema": "1",
         "io.qdc.recipe": name,

@@ -7,15 +7,19 @@ behind at most: no tag points at an image that is not whole. This module does no
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlencode
 
 from qdc.core.errors import COULD_NOT, WRONG_USE, QdcError
 from qdc.core.files import sha256_bytes
+from qdc.image.base import ROLE
+from qdc.image.config import BASE_NAME
 from qdc.image.export import MANIFEST_TYPE, Progress, oci_manifest, quiet, stored_layers
 from qdc.image.layers import VirtualImage, read_image
 from qdc.image.reference import Reference
@@ -41,12 +45,13 @@ class Pushed:
 
 @dataclass(frozen=True)
 class _Blob:
-    """`chunks`: makes the bytes, anew each time."""
+    """`chunks`: makes the bytes, anew each time; `home`: a repository of the same registry that may have them."""
 
     digest: str
     size: int
     what: str
     chunks: Callable[[], Iterator[bytes]]
+    home: str | None = None
 
 
 def push(image_folder: Path, resolve: Resolve, registry: Registry, progress: Progress = quiet) -> Pushed:
@@ -64,13 +69,12 @@ def push(image_folder: Path, resolve: Resolve, registry: Registry, progress: Pro
             exit_code=WRONG_USE,
         )
     tag = named.tag or image.name.rpartition(":")[2]
-    blobs = _blobs(image, resolve)
+    blobs = _blobs(image, resolve, _home(image, named))
     total = sum(blob.size for blob in blobs)
     done = sent = 0
     for blob in blobs:
         if registry.blob_size(blob.digest) != blob.size:
-            _send(registry, blob, partial(_report, progress, done, total))
-            sent += 1
+            sent += _send(registry, blob, partial(_report, progress, done, total))
         done += blob.size
         progress(done, total)
     digest = _point(registry, tag, oci_manifest(image))
@@ -81,18 +85,31 @@ def _report(progress: Progress, before: int, total: int, part: int) -> None:
     progress(before + part, total)
 
 
-def _blobs(image: VirtualImage, resolve: Resolve) -> list[_Blob]:
+def _home(image: VirtualImage, destination: Reference) -> str | None:
+    """The repository of the base, where that is another one of the same registry."""
+    labels = json.loads(image.config)["config"].get("Labels", {})
+    host, _, repository = str(labels.get(BASE_NAME, "")).partition("/")
+    return repository if host == destination.host and repository != destination.repository else None
+
+
+def _blobs(image: VirtualImage, resolve: Resolve, home: str | None) -> list[_Blob]:
     """Every blob once: layers, base first, then the config."""
     found = []
     for digest, layer in stored_layers(image).items():
         chunks = partial(image.chunks, layer, resolve)
-        found.append(_Blob(f"sha256:{digest}", layer.stored[1], f"the {layer.role} layer", chunks))
+        place = home if layer.role == ROLE else None
+        found.append(_Blob(f"sha256:{digest}", layer.stored[1], f"the {layer.role} layer", chunks, place))
     return [*found, _Blob(f"sha256:{image.id}", len(image.config), "the config", partial(iter, (image.config,)))]
 
 
-def _send(registry: Registry, blob: _Blob, progress: Callable[[int], None]) -> None:
-    """Upload a blob; what has arrived when the connection breaks off is not sent again, where the registry keeps it."""
+def _send(registry: Registry, blob: _Blob, progress: Callable[[int], None]) -> bool:
+    """Upload a blob; what has arrived when the connection breaks off is not sent again, where the registry keeps it.
+
+    False where the registry took it from another repository of its own.
+    """
     place: str | None = None
+    if blob.home is not None and _mounted(registry, blob):
+        return False
     start = tries = 0
     while True:
         try:
@@ -112,6 +129,18 @@ def _send(registry: Registry, blob: _Blob, progress: Callable[[int], None]) -> N
         there = "does not have it" if found is None else f"has {found} bytes of it"
         message = f"it took {blob.what} ({blob.size} bytes) and then {there}"
         raise registry.wire.error("digest", message, _BROKEN)
+    return True
+
+
+def _mounted(registry: Registry, blob: _Blob) -> bool:
+    """Ask the registry to take a blob from the repository that it is at home in; whether it has it now."""
+    path = registry.path("blobs", "uploads", "") + "?" + urlencode({"mount": blob.digest, "from": blob.home})
+    try:
+        with registry.wire.ask("POST", path, (201, 202), body=_nothing) as answer:
+            mounted = answer.status == 201
+    except QdcError:
+        return False  # Whoever may not read there sends the blob.
+    return mounted and registry.blob_size(blob.digest) == blob.size
 
 
 def _begin(registry: Registry) -> str:

@@ -334,17 +334,7 @@ class Wire:
         if secret is not None and not self._trusts(realm.hostname):
             message = f"it wants your password to be sent to {realm.hostname}, which is not done"
             raise self.error("token", message, f"if that is right, log in there too: `docker login {realm.hostname}`")
-        query = {name: fields[name] for name in ("service", "scope") if fields.get(name)}
-        query.setdefault("scope", f"repository:{self.reference.repository}:pull")
-        if secret is not None and secret.identity:
-            form = {"grant_type": "refresh_token", "client_id": "qdc", "refresh_token": secret.identity, **query}
-            data = urlencode(form).encode()
-            headers = {"Content-Type": "application/x-www-form-urlencoded"}
-            answer = self._send("POST", fields["realm"], headers, lambda: iter((data,)), len(data))
-        else:
-            mark = "&" if realm.query else "?"
-            headers = {"Authorization": secret.basic} if secret is not None else {}
-            answer = self._send("GET", f"{fields['realm']}{mark}{urlencode(query)}", headers)
+        answer = self._token_answer(fields, secret)
         try:
             if answer.status in (400, 401, 403):
                 raise self._denied(f"{realm.hostname} gives no token")
@@ -355,6 +345,19 @@ class Wire:
             return self._read_token(answer.whole(TOKEN_LIMIT))
         finally:
             answer.close()
+
+    def _token_answer(self, fields: Mapping[str, str], secret: Credentials | None) -> Answer:
+        """What the server of a challenge answers to whoever asks for its scope."""
+        realm, scope = fields["realm"], fields.get("scope") or f"repository:{self.reference.repository}:pull"
+        service = {"service": fields["service"]} if fields.get("service") else {}
+        if secret is not None and secret.identity:
+            form = {"grant_type": "refresh_token", "client_id": "qdc", "refresh_token": secret.identity}
+            data = urlencode({**form, **service, "scope": scope}).encode()
+            headers = {"Content-Type": "application/x-www-form-urlencoded"}
+            return self._send("POST", realm, headers, lambda: iter((data,)), len(data))
+        query = urlencode([*service.items(), *(("scope", part) for part in scope.split())])
+        headers = {"Authorization": secret.basic} if secret is not None else {}
+        return self._send("GET", f"{realm}{'&' if urlsplit(realm).query else '?'}{query}", headers)
 
     def _trusts(self, host: str) -> bool:
         """Whether the user's password for the registry may go to `host`: the registry itself, or who owns its name."""

@@ -93,10 +93,12 @@ def _again(path: Path_) -> str:
 @TOPIC.rule(
     "SRC08",
     "error",
-    summary="A `path` source does not exist or is no checkpoint, or (warning) it is outside the recipe's folder.",
+    summary="A `path`, `oci` or `archive` source does not exist or is of another kind, or (warning) it is outside the "
+    "recipe's folder.",
     why="A path is never tried as a name on a hub: the start must be the bytes that you mean. What is outside the "
     "folder does not travel with the recipe; that alone can be accepted.",
-    fix="Give a folder with a Hugging Face checkpoint, relative to the recipe's folder and below it.",
+    fix="Give a folder with a Hugging Face checkpoint (for `image.base`: an OCI layout, or an archive of an image), "
+    "relative to the recipe's folder and below it.",
     evidence="A trainer given a path that does not exist started from a configuration of its own: "
     "https://github.com/nota-github/adaptfm-quant-dflash (scripts/train_drafter_finetune.sh)",
     failing="target: {base: {path: wieghts}}",
