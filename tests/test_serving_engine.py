@@ -74,6 +74,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place = root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(read.read(path))
+    with (root / "opt/models/target/chat_template.jinja").open("a") as template:
+        template.write("{% if enable_thinking is defined and enable_thinking %}Thinking it over{% endif %}")
     return root
 
 
@@ -111,13 +113,16 @@ def test_it_answers_and_shows_its_manifest(pair: Pair) -> None:
 
 def test_every_route_answers_and_thinking_reaches_the_template(pair: Pair) -> None:
     assert pair.served.get("/v1/models").json()["data"][0]["id"] == pair.subject.model
-    assert "vllm:" in pair.served.get("/metrics").text()
+    assert b"vllm:" in pair.served.get("/metrics").body
     messages = [{"role": "user", "content": "Ann has 3 apples."}]
     completion = pair.served.post("/invocations", {"prompt": "Ann has 3 apples", "max_tokens": 4})
     assert completion.json()["object"] == "text_completion"
+    prompts = []
     for thinking in (True, False):
-        answer = pair.served.post("/invocations", {"messages": messages, "max_tokens": 4, "thinking": thinking})
-        assert answer.json()["object"] == "chat.completion", answer.text()
+        answer = pair.served.post("/invocations", {"messages": messages, "max_tokens": 4, "thinking": thinking}).json()
+        assert answer["object"] == "chat.completion"
+        prompts.append(answer["usage"]["prompt_tokens"])
+    assert prompts[0] > prompts[1], "the template was told"
     assert pair.served.post("/invocations", {"messages": messages, "thinking": "yes"}).status == 400
 
 
