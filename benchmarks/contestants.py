@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,7 @@ class PeerWorld(World):
         self.put(self.root / PACKAGES, json.dumps(self.meaning.packages).encode())
 
 
-class Peer:
+class Peer(ABC):
     """One tool in a folder of its own: `form` writes its files, `command` builds, `kept` accepts an output."""
 
     name = ""
@@ -74,7 +75,7 @@ class Peer:
         self.world = copy.deepcopy(self.fresh)
 
     def close(self) -> None:
-        """Its folder goes with the place that it was made in."""
+        shutil.rmtree(self.saved.parent, ignore_errors=True)
 
     @property
     def meaning(self) -> Meaning:
@@ -86,11 +87,13 @@ class Peer:
     def shell(self, stage: str, given: str = "") -> str:
         return f"{self.python} -S run.py {stage} {given}".rstrip()
 
+    @abstractmethod
     def form(self) -> None:
-        raise NotImplementedError
+        """Write the project's files as the tool wants them."""
 
+    @abstractmethod
     def command(self) -> list[str]:
-        raise NotImplementedError
+        """What a user types to build."""
 
     def kept(self, stage: str) -> list[str] | None:
         return None

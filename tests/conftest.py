@@ -7,7 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from lock_project import hub, project
 from micro import Micro
+
+__all__ = ["hub", "project"]
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -168,3 +168,16 @@ def filled(root: Path) -> Iterator[Hub]:
 
 def written(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def hub(root: Path) -> Iterator[Hub]:
+    with filled(root) as made:
+        yield made
+
+
+@pytest.fixture
+def project(tmp_path: Path, hub: Hub) -> Project:
+    made = Project(tmp_path, hub)
+    made.write({"hf": MODEL, "revision": REVISION})
+    return made

@@ -7,13 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hub_server import Hub
-from lock_project import MODEL, REVISION, WEIGHTS, Project, filled, prompts
+from lock_project import MODEL, REVISION, WEIGHTS, Project, prompts
 
 from qdc.cli import main
 from qdc.core import canonical
@@ -23,19 +22,6 @@ from qdc.sources import models
 from qdc.sources.facts import attach
 from qdc.sources.lock import Locked, lock_bytes, read_lock, safe, trees
 from qdc.store.store import Store
-
-
-@pytest.fixture
-def hub(root: Path) -> Iterator[Hub]:
-    with filled(root) as made:
-        yield made
-
-
-@pytest.fixture
-def project(tmp_path: Path, hub: Hub) -> Project:
-    made = Project(tmp_path, hub)
-    made.write({"hf": MODEL, "revision": REVISION})
-    return made
 
 
 def test_a_pinned_revision_is_locked_and_its_files_are_in_the_store(project: Project, hub: Hub) -> None:

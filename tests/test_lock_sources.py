@@ -8,27 +8,12 @@ import io
 import json
 import tarfile
 import zipfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hub_server import Hub
-from lock_project import MODEL, REVISION, TOKEN, WEIGHTS, Project, filled, prompts, written
+from lock_project import MODEL, REVISION, TOKEN, WEIGHTS, Project, prompts, written
 
 from qdc.sources import web
-
-
-@pytest.fixture
-def hub(root: Path) -> Iterator[Hub]:
-    with filled(root) as made:
-        yield made
-
-
-@pytest.fixture
-def project(tmp_path: Path, hub: Hub) -> Project:
-    made = Project(tmp_path, hub)
-    made.write({"hf": MODEL, "revision": REVISION})
-    return made
 
 
 def test_a_data_set_is_locked_by_the_files_of_its_splits(project: Project, hub: Hub) -> None:

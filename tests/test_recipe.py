@@ -205,6 +205,14 @@ def test_the_schema_of_a_change_needs_nothing_and_lets_null_delete(root: Path) -
     assert "extends" in definitions["RecipeChange"]["properties"]
 
 
+@pytest.mark.parametrize("path", ["k", "name.", "target.qad.steps"])
+def test_a_value_of_set_that_no_reader_can_hold_is_shown_where_it_begins(root: Path, path: str) -> None:
+    with pytest.raises(RecipeInvalid) as caught:
+        load(root / "recipes/tiny.yaml", [f"{path}={'[' * 3000}"])
+    (found,) = caught.value.diagnostics
+    assert (found.rule, found.line, found.column) == ("YML14", 1, len(path) + 2)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

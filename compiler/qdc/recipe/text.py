@@ -101,6 +101,7 @@ class Text:
     ) -> None:
         lines = self.shown_lines()
         shift = self.shift if line == 1 else 0
+        column = max(column, len(self.shown[0]) + 1) if line == 1 else column  # Of the text as it was given.
         mark = mark_of(lines, Span(line, column + shift, line, max(end, column + 1) + shift))
         second = (mark_of(lines, also[0]), also[1]) if also else None
         self.faults.append(Diagnostic(rule, "error", message, self.name, line, column + shift, hint, mark, second))
