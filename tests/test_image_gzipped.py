@@ -22,6 +22,7 @@ from qdc.image import export, gzipped
 from qdc.image.assemble import write_image
 from qdc.image.layers import digested, read_image, small_layer
 from qdc.measure.past import past
+from qdc.report.answers import Export
 
 
 @settings(max_examples=100, deadline=None)
@@ -122,6 +123,7 @@ def test_the_command_compresses_weighs_and_tells_the_next_plan(
     words = ["export", build, f"archive:{tmp_path / 'image.tar.gz'}", "--store", str(tmp_path / "store"), "--json"]
     assert main(words) == 0
     said = json.loads(capsys.readouterr().out)
+    Export.model_validate(said)
     size = (tmp_path / "image.tar.gz").stat().st_size
     assert said["compressed"]["bytes"] == size == said["weighed"]["bytes"]
     assert said["compressed"]["predicted"] == pytest.approx(size, rel=0.1)
