@@ -105,9 +105,10 @@ def lay_out_image(root: Path, engine: str = FAKE_ENGINE) -> Path:
     return root
 
 
-def launch(image: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+def launch(image: Path, *arguments: str, within: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
+    """The launcher as a process; `within`: a command that starts it."""
     return subprocess.Popen(
-        [sys.executable, launcher.__file__, *arguments, "--root", str(image)],
+        [*within, sys.executable, launcher.__file__, *arguments, "--root", str(image)],
         env={"HOME": str(image / "home"), "PATH": os.environ["PATH"], **environment},
         stderr=subprocess.PIPE,
         text=True,

@@ -22,7 +22,7 @@ from given_bases import Base
 
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_file
-from qdc.image import export
+from qdc.image import export, gzipped
 from qdc.image.assemble import write_image
 from qdc.image.base import read_base
 from qdc.image.layers import Layer, VirtualImage, digested, read_image, small_layer
@@ -86,9 +86,14 @@ def made(tmp_path_factory: pytest.TempPathFactory, base: Path) -> tuple[Path, di
     return image, {sha256_file(path): path for path in (weights, base / "layer.tar")}
 
 
-@pytest.fixture(scope="module")
-def archive(made: tuple[Path, dict[str, Path]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, VirtualImage]:
-    file = tmp_path_factory.mktemp("archive") / "image.tar"
+@pytest.fixture(scope="module", params=["image.tar", "image.tar.gz"])
+def archive(
+    request: pytest.FixtureRequest, made: tuple[Path, dict[str, Path]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, VirtualImage]:
+    """The single tar file, as it is and compressed as a contest takes it."""
+    file = tmp_path_factory.mktemp("archive") / request.param
+    if file.suffix == ".gz":
+        return file, gzipped.export_gzip(made[0], made[1].__getitem__, file).image
     return file, export.export_archive(made[0], made[1].__getitem__, file)
 
 

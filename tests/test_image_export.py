@@ -12,28 +12,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from image_store import make_image, stored_image
 
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_bytes, sha256_file
 from qdc.image import export
 from qdc.image.assemble import write_image
-from qdc.image.layers import Layer, digested, read_image, small_layer
-
-Contents = dict[str, Path]
-
-
-def make_image(folder: Path, k: int = 7) -> tuple[Path, Contents]:
-    """A small image as the `image` stage leaves it, and where its contents are."""
-    source, image = folder / "source", folder / "image"
-    source.mkdir(parents=True)
-    image.mkdir()
-    (source / "model.safetensors").write_bytes(bytes(range(256)) * 5000)
-    base = small_layer({"etc/os-release": b"ID=test\n"}, "base", source, "layer.tar")
-    weights = digested({"opt/models/target/model.safetensors": source / "model.safetensors"}, "target weights")
-    last = small_layer({"opt/qdc/serve.json": json.dumps({"k": k}).encode()}, "config", image, "layers/02.tar")
-    write_image(image, "demo", f"w4g32-k{k}", [base, weights, last], {"io.qdc.k": str(k)})
-    held = [source / "model.safetensors", source / "layer.tar"]
-    return image, {sha256_file(path): path for path in held}
+from qdc.image.layers import Layer, read_image, small_layer
 
 
 def test_an_archive_is_an_oci_layout_and_a_docker_archive_of_the_same_blobs(tmp_path: Path) -> None:
@@ -64,7 +49,7 @@ def test_an_archive_is_an_oci_layout_and_a_docker_archive_of_the_same_blobs(tmp_
 
 def test_the_same_image_exports_to_the_same_bytes_anywhere(tmp_path: Path) -> None:
     script = "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n" + (
-        "from pathlib import Path; from test_image_export import make_image; from qdc.image import export\n"
+        "from pathlib import Path; from image_store import make_image; from qdc.image import export\n"
         "place = Path(sys.argv[3]); folder, contents = make_image(place)\n"
         "export.export_archive(folder, contents.__getitem__, place / 'image.tar')\n"
         "export.export_oci(folder, contents.__getitem__, place / 'oci')\n"
@@ -137,18 +122,20 @@ def test_a_disk_that_fills_up_is_said_and_nothing_is_left(tmp_path: Path) -> Non
     before = {path.name for path in tmp_path.iterdir()}
     script = (
         "import resource, signal, sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n"
-        "from pathlib import Path; from qdc.core.errors import QdcError; from qdc.image import export\n"
+        "from pathlib import Path; from qdc.core.errors import QdcError; from qdc.image import export, gzipped\n"
         "from qdc.core.files import sha256_file\n"
         "place = Path(sys.argv[3]); held = {sha256_file(p): p for p in (place / 'source').iterdir()}\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (300000, 300000))\n"
-        "for write, name in ((export.export_archive, 'image.tar'), (export.export_oci, 'oci')):\n"
+        "limit = int(sys.argv[4]); signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))\n"
+        "ways = {export.export_archive: 'image.tar', export.export_oci: 'oci', gzipped.export_gzip: 'image.tar.gz'}\n"
+        "for write, name in ways.items():\n"
         "    try: write(place / 'image', held.__getitem__, place / name)\n"
         "    except QdcError as error: print(error.id, error.exit_code)\n"
     )
     here = Path(__file__).resolve().parent
-    command = [sys.executable, "-c", script, str(here.parent / "compiler"), str(here), str(tmp_path)]
+    command = [sys.executable, "-c", script, str(here.parent / "compiler"), str(here), str(tmp_path), "3000"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stdout.split("\n")[:2] == ["export.disk-full 4"] * 2
+    assert done.stdout.splitlines() == ["export.disk-full 4"] * 3
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
@@ -171,3 +158,30 @@ def test_a_layer_that_stands_twice_is_one_blob(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "image.tar") as tar:
         names = tar.getnames()
     assert len(names) == len(set(names)) and names.count(f"blobs/sha256/{layer.diff_id}") == 1
+
+
+INTERRUPTED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from qdc.cli import main
+from qdc.cli.progress import Quiet
+Quiet.progress = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+sys.exit(main(["export", "b1", sys.argv[2], "--store", sys.argv[3], "--quiet"]))
+"""
+
+
+@pytest.mark.parametrize("destination", ["archive:image.tar", "archive:image.tar.gz", "oci:layout"])
+def test_an_interrupted_export_leaves_nothing_and_what_was_there(tmp_path: Path, destination: str) -> None:
+    store, _ = stored_image(tmp_path)
+    place = tmp_path / "out"
+    place.mkdir()
+    old = place / destination.partition(":")[2]
+    if destination.startswith("archive"):
+        old.write_text("an older one")
+    compiler = Path(__file__).resolve().parent.parent / "compiler"
+    command = [sys.executable, "-c", INTERRUPTED, str(compiler), destination, str(store.root)]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    assert done.returncode == 130 and "Traceback" not in done.stderr, done.stderr
+    assert [path.name for path in place.iterdir()] == ([old.name] if destination.startswith("archive") else [])
+    assert not old.exists() or old.read_text() == "an older one"
+    assert not [path for path in (store.root / "staging").iterdir() if path.is_dir() and any(path.iterdir())]

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_store import publish
-from test_image_export import make_image
+from image_store import make_image, stored_image
 
 from qdc.cli import main
 from qdc.core.errors import QdcError
@@ -23,7 +22,7 @@ from qdc.image import export, gzipped
 from qdc.image.assemble import write_image
 from qdc.image.layers import digested, read_image, small_layer
 from qdc.measure.past import past
-from qdc.store.store import Store
+from qdc.report.answers import Export
 
 
 @settings(max_examples=100, deadline=None)
@@ -124,6 +123,7 @@ def test_the_command_compresses_weighs_and_tells_the_next_plan(
     words = ["export", build, f"archive:{tmp_path / 'image.tar.gz'}", "--store", str(tmp_path / "store"), "--json"]
     assert main(words) == 0
     said = json.loads(capsys.readouterr().out)
+    Export.model_validate(said)
     size = (tmp_path / "image.tar.gz").stat().st_size
     assert said["compressed"]["bytes"] == size == said["weighed"]["bytes"]
     assert said["compressed"]["predicted"] == pytest.approx(size, rel=0.1)
@@ -146,25 +146,3 @@ def test_an_archive_over_the_limit_is_said_and_ends_with_one(
     words = ["export", build, f"archive:{tmp_path / 'image.tar'}", "--store", str(tmp_path / "store"), "--quiet"]
     assert main(words) == 1
     assert "as docker-save of 1,000: does NOT fit" in capsys.readouterr().out
-
-
-def stored_image(folder: Path, limit: dict[str, object] | None = None) -> tuple[Store, str]:
-    """A store with one image and the build record that names it."""
-    image, contents = make_image(folder / "made")
-    store = Store(folder / "store")
-    files = {path.relative_to(image).as_posix(): path.read_bytes() for path in image.rglob("*") if path.is_file()}
-    artifact = publish(store, files)
-    publish(store, {str(index): path.read_bytes() for index, path in enumerate(contents.values())})
-    deploy = {"hardware": "cpu", "contract": "adaptfm", "size_limit": limit}
-    engine = {"vllm": "0.32.0", "platform": "cpu"}
-    described = read_image(image)
-    document = {
-        "build": "b1",
-        "recipe": {"name": "demo", "deploy": deploy, "serve": {"engine": engine, "k": 7}, "image": {"base": {}}},
-        "recipe_name": "demo",
-        "stages": [],
-        "measurements": [],
-        "image": {"name": described.name, "id": f"sha256:{described.id}", "artifact": artifact},
-    }
-    store.add_build(document)
-    return store, "b1"

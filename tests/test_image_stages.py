@@ -117,6 +117,13 @@ def test_k_or_the_window_rewrites_only_the_last_layer(
     assert written < 200_000
 
 
+def test_a_recipe_may_show_the_digest_of_the_manifest_alone(pieces: fixtures.Pieces) -> None:
+    recipe = fixtures.product()
+    recipe["serve"]["manifest"] = "digest"
+    serve, manifest = fixtures.documents(pieces.image("digest", recipe))
+    assert serve["manifest"] == "digest" == manifest["serving"]["manifest"]
+
+
 def test_a_drafter_without_weights_is_told_to_the_engine_and_brings_no_layer(pieces: fixtures.Pieces) -> None:
     shape = {"kind": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
     recipe = {**fixtures.product(k=3), "drafter": {"architecture": shape, "ptq": None, "swa": None}}

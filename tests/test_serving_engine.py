@@ -75,6 +75,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place = root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(read.read(path))
+    with (root / "opt/models/target/chat_template.jinja").open("a") as template:
+        template.write("{% if enable_thinking is defined and enable_thinking %}Thinking it over{% endif %}")
     return root
 
 
@@ -108,6 +110,55 @@ def asked(pair: Pair) -> Asked:
 def test_it_answers_and_shows_its_manifest(pair: Pair) -> None:
     assert checks.check_manifest(pair.served, pair.manifest).outcome == "pass"
     assert checks.check_answers(pair.served, pair.subject).outcome == "pass"
+
+
+def test_every_route_answers_and_thinking_reaches_the_template(pair: Pair) -> None:
+    assert pair.served.get("/v1/models").json()["data"][0]["id"] == pair.subject.model
+    assert b"vllm:" in pair.served.get("/metrics").body
+    messages = [{"role": "user", "content": "Ann has 3 apples."}]
+    completion = pair.served.post("/invocations", {"prompt": "Ann has 3 apples", "max_tokens": 4})
+    assert completion.json()["object"] == "text_completion"
+    prompts = []
+    for thinking in (True, False):
+        answer = pair.served.post("/invocations", {"messages": messages, "max_tokens": 4, "thinking": thinking}).json()
+        assert answer["object"] == "chat.completion"
+        prompts.append(answer["usage"]["prompt_tokens"])
+    assert prompts[0] > prompts[1], "the template was told"
+    assert pair.served.post("/invocations", {"messages": messages, "thinking": "yes"}).status == 400
+
+
+PARSE = """
+import json, sys
+sys.path[:0] = [sys.argv[1]]
+import torchvision_ops
+torchvision_ops.apply()
+del sys.path[0]
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
+for arguments in json.load(sys.stdin):
+    given = [word.replace("/opt/models/target", sys.argv[2]) for word in arguments]
+    AsyncEngineArgs.from_cli_args(parser.parse_args(given))
+    print("taken")
+"""
+
+
+def test_the_engines_own_parser_takes_what_a_gpu_image_would_tell_it(python: Path, tmp_path: Path) -> None:
+    """Of the version whose CPU build is here; its arguments are those of its CUDA build."""
+    told = [
+        group["serve"]["arguments"]
+        for place in sorted((ROOT / "tests/golden/serve").glob("*.json"))
+        for group in json.loads(place.read_bytes())
+        if "serve" in group and "0.32.0" in group["versions"]
+    ]
+    command = [python, "-s", "-c", PARSE, ROOT / "compiler/qdc/serving/patches", tmp_path]
+    environment = {**os.environ, "VLLM_PLUGINS": "", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [str(word) for word in command], input=json.dumps(told), capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(told) >= 7 and done.stdout.splitlines().count("taken") == len(told)
 
 
 def test_the_other_says_what_was_altered_and_dropped(pair: Pair) -> None:

@@ -17,6 +17,7 @@ import hub_facts
 import pytest
 
 from qdc.core.errors import QdcError
+from qdc.graph.support import unsupported
 from qdc.recipe.load import load
 from qdc.rules.check import check
 from qdc.serving import engines as told
@@ -127,6 +128,35 @@ def test_graphs_types_and_caches_are_said_in_every_version(kind: str) -> None:
         assert made["environment"]["HF_HUB_OFFLINE"] == "1"
         names = [part for part in arguments if part.startswith("--")]
         assert len(names) == len(set(names))
+
+
+CPU = {
+    "dflash": [],
+    "ngram": ["drafter={architecture: {kind: ngram, prompt_lookup_min: 2, prompt_lookup_max: 4}}"],
+    "none": ["drafter=null", "serve.k=null"],
+}
+
+
+def test_the_cpu_build_is_told_what_its_golden_file_says() -> None:
+    made = {}
+    for kind, sets in CPU.items():
+        product = load(HERE.parent / "recipes" / "micro.yaml", [*sets, "evaluate.acceptance=null"]).data
+        digests = {name: f"{index + 1:064x}" for index, name in enumerate(product["serve"]["engine"]["patches"])}
+        weights = FILES if kind == "dflash" else None
+        made[kind] = render.serve_config(product, target_files=FILES, drafter_files=weights, patches=digests)
+    place = HERE / "golden" / "serve-cpu.json"
+    if os.environ.get("GOLDEN") == "write":
+        place.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+    assert made == json.loads(place.read_text())
+
+
+def test_a_packed_target_needs_its_class_in_the_engine() -> None:
+    recipe = load(HERE.parent / "recipes" / "qwen35-4b-2026.yaml").data
+    for version, words in (("0.25.1", "lacks its class"), ("0.30.0", "is not known to have its class"), ("0.32.0", "")):
+        engine = {**recipe["serve"]["engine"], "vllm": version}
+        missing = dict(unsupported({**recipe, "serve": {**recipe["serve"], "engine": engine}}))
+        assert words in missing.get("serve.engine.vllm", "")
+        assert bool(words) == ("serve.engine.vllm" in missing)
 
 
 def test_without_its_drafter_an_image_has_a_graph_for_every_number_of_sequences() -> None:

@@ -100,6 +100,22 @@ def test_the_launcher_says_when_it_serves_without_the_drafter(image: Path) -> No
     assert json.loads(started["environment"]["QDC_STATE"])["altered"] == ["without-drafter"]
 
 
+def test_as_the_first_process_it_hears_signals_and_ends_its_orphans(image: Path) -> None:
+    own = () if os.getuid() == 0 else ("--user", "--map-root-user")
+    process = launch(image, within=("unshare", *own, "--pid", "--fork", "--kill-child"))
+    wait_for(image / "home/started")
+    (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    below = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+    (engine,) = below
+    orphans = Path(f"/proc/{engine}/task/{engine}/children").read_text().split()
+    assert orphans and "NSpid:" in (status := Path(f"/proc/{first}/status").read_text())
+    assert status.split("NSpid:")[1].splitlines()[0].split()[-1] == "1"
+    os.kill(int(first), signal.SIGTERM)
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 7 and wait_for(image / "home/signal") == signal.SIGTERM, log
+    assert not [pid for pid in (engine, *orphans) if alive(int(pid))]
+
+
 @pytest.mark.parametrize(("mode", "status"), [("fail", 3), ("kill", 137)])
 def test_the_launcher_ends_as_the_engine_ended(image: Path, mode: str, status: int) -> None:
     (image / "home/mode").write_text(mode)

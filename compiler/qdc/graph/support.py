@@ -94,9 +94,9 @@ def _serving(recipe: Json) -> list[tuple[str, str]]:
     found = []
     engine, base, platform = recipe["serve"]["engine"], recipe["image"]["base"], recipe["serve"]["engine"]["platform"]
     text = engines.cell(engine["vllm"], platform, "text-target")
-    if text is not None and text.value is False:
-        first = engines.first(platform, "text-target")
-        why = f"a packed target on an engine whose registry lacks its class, Qwen3_5ForCausalLM (vLLM {first} has it)"
+    if text is None or not text.value:
+        first, lacks = engines.first(platform, "text-target"), "lacks" if text else "is not known to have"
+        why = f"a packed target on an engine whose registry {lacks} its class, Qwen3_5ForCausalLM (vLLM {first} has it)"
         found.append(("serve.engine.vllm", why))
     if platform == "cuda" and ("debian" in base or "scratch" in base):
         what = "the packages of a CUDA engine: only a base that holds them (`ref`, `oci`, `archive`) can serve"

@@ -52,6 +52,8 @@ class Serve(Fields):
     """How drafts are accepted (`rejection_sample_method`)."""
     chat_template: StrictStr
     """Jinja file, relative to the recipe."""
+    manifest: Literal["full", "digest"] = "full"
+    """What GET /manifest shows: the content manifest, or its digest alone."""
 
 
 class SizeLimit(Fields):

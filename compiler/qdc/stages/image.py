@@ -142,6 +142,7 @@ def _serve(product: Mapping[str, Any], weights: list[Layer]) -> dict[str, Any]:
         target_files=_facts(weights, TARGET),
         drafter_files=_facts(weights, DRAFTER) or None,
         patches={name: patch_digest(name) for name in patches_of(product["serve"]["engine"])},
+        manifest_mode=product["serve"].get("manifest", "full"),
     )
 
 
