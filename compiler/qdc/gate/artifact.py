@@ -191,10 +191,12 @@ def _claims(rows: list[Mapping[str, Any]]) -> Check:
 
 
 def _words(row: Mapping[str, Any]) -> str:
-    """A verdict in one line: the claim and what speaks against it."""
+    """A verdict in one line: the claim, what speaks against it, and in which file that was seen."""
     texts = [item["text"] for item in row["evidence"] if item.get("text")]
-    against = [text for text in texts if " claims " in text] or texts[-1:]
-    return f"{row['claim']}: {'; '.join(against[:2])}" if against else str(row["claim"])
+    against = [text for text in texts if " claims " in text]
+    files = [f"{item['path']}: {item['text']}" for item in row["evidence"] if item.get("layer")]
+    seen = f" ({'; '.join(files[:2])})" if against and files else ""
+    return f"{row['claim']}: {'; '.join((against or texts[-1:])[:2])}{seen}" if texts else str(row["claim"])
 
 
 def given_path(text: str) -> tuple[str, str] | None:
