@@ -162,7 +162,7 @@ NGRAM = (
 )
 SOURCES = (
     "#!/bin/sh\n. /srv/config.sh\nexec python3 -m vllm.entrypoints.openai.api_server --model /opt/ml/model --port 8080 "
-    '--speculative-config "{\\"method\\": \\"ngram\\", \\"num_speculative_tokens\\": $NUM_SPEC}"\n'
+    '--speculative-config "$SPECULATION"\n'
 )
 
 
@@ -180,8 +180,10 @@ def for_another_card(library: str = "ada") -> Stub:
 
 def overridden() -> Stub:
     """An image whose environment says K 15 and whose start script sources a file that says 40."""
-    more: Tree = {"srv/config.sh": (0o644, b"# what takes effect\nNUM_SPEC=40\n")}
-    return stub(start=SOURCES, more=more, Env=[*ENV, "NUM_SPEC=15"], tag="team:ngramk15")
+    told = 'SPECULATION={"method": "ngram", "num_speculative_tokens": %d}'
+    config = (told % 40).replace("=", "='", 1) + "'\n"
+    more: Tree = {"srv/config.sh": (0o644, f"# what takes effect\n{config}".encode())}
+    return stub(start=SOURCES, more=more, Env=[*ENV, told % 15], tag="team:r7")
 
 
 def entrypoint_dropped() -> Stub:
@@ -217,7 +219,8 @@ FAULTS: dict[str, tuple[Callable[[Any, Path], Path], str, str]] = {
         lambda _, to: argument_ignored().archive(to / "i.tar"), "starts", "it serves without an argument"),
     "kernels for another card": (
         lambda _, to: for_another_card().archive(to / "i.tar"), "claims", "holds sm_89: nothing that runs on 8.6"),
-    "overridden by a sourced script": (lambda _, to: overridden().archive(to / "i.tar"), "claims", "40"),
+    "overridden by a sourced script": (
+        lambda _, to: overridden().archive(to / "i.tar"), "claims", "ENV claims 15: the bytes say 40"),
     "tag dflash-r6v2, n-gram with K 20": (
         lambda _, to: lying_tag("team:dflash-r6v2", 20).archive(to / "i.tar"), "claims", "dflash"),
     "tag dflash-r6v12, n-gram with K 40": (

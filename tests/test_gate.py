@@ -11,6 +11,7 @@ import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 
 from qdc.core import canonical
 from qdc.core.errors import QdcError
-from qdc.gate import Options, artifact, checks, client, container, exit_code, gate, texts
+from qdc.gate import Options, artifact, checks, client, container, exit_code, gate, memory, texts
 from qdc.gate.report import BEFORE_START, IDS
 from qdc.gate.served import Answer
 
@@ -286,7 +287,8 @@ def audited(image_id: str, expect: str | None) -> dict[str, Any]:
 def archive(folder: Path, engine: Engine, **settings: Any) -> str:
     """An archive that holds the engine's manifest; the engine will hold its image ID after loading it."""
     start = {"usr/bin/python3": b"\x7fELF", "opt/qdc/launcher": b"#!/usr/bin/python3\n"}
-    layer = packed({"opt/qdc/manifest.json": engine.model.manifest, **start})
+    manifest_file = {"opt/qdc/manifest.json": engine.model.manifest} if engine.model.manifest else {}
+    layer = packed({**manifest_file, **start})
     engine.diff_ids = ["sha256:" + hashlib.sha256(layer).hexdigest()]
     config = json.dumps(
         {
@@ -478,6 +480,66 @@ def test_a_limit_on_the_compressed_archive_is_measured_compressed(engine: Engine
     engine.held |= {"tiny:1", engine.image_id}
     size = one(gate("docker:tiny:1", None, None, OPTIONS), "size")
     assert size["outcome"] == "pass" and 0 < size["figure"] < 4000 < len(engine.saves)
+
+
+def test_an_image_that_qdc_did_not_build_is_gated_as_far_as_it_can_be(engine: Engine, tmp_path: Path) -> None:
+    engine.model.manifest = b""
+    found = gate(archive(tmp_path, engine), None, None, OPTIONS)
+    seen = outcomes(found)
+    assert seen.pop("manifest") == seen.pop("memory") == "not-run" and seen.pop("lossless") == "undecided"
+    assert set(seen.values()) == {"pass"} and exit_code(found) == 3
+    assert "--without-drafter" in one(found, "lossless")["why"]
+    with_plain = replace(OPTIONS, plain=("serve", "--without-drafter"))
+    found = gate(archive(tmp_path, engine), None, None, with_plain)
+    assert outcomes(found)["runaway"] == "pass"
+    assert engine.made[-1].command == ["serve", "--without-drafter"] and all(made.removed for made in engine.made)
+
+
+def for_card(hardware: str) -> bytes:
+    made = manifest()
+    made["recipe"]["deploy"]["hardware"] = hardware
+    return canonical.pretty(made)
+
+
+def test_without_a_card_a_gpu_image_is_not_started(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "card_memory", lambda: None)
+    engine.model.manifest = for_card("a10g")
+    found = gate(archive(tmp_path, engine), None, rows(70), OPTIONS)
+    assert one(found, "device")["outcome"] == "not-run" and "built for a10g" in one(found, "device")["why"]
+    assert exit_code(found) == 3 and engine.made == [] and engine.loaded == b""
+
+
+@pytest.mark.parametrize(("card", "outcome"), [("NVIDIA A10G", "pass"), ("NVIDIA H200", "undecided")])
+def test_on_a_card_one_server_runs_at_a_time(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: str, outcome: str
+) -> None:
+    monkeypatch.setattr(memory, "card_memory", lambda: (card, 20000, 24000))
+    engine.model.manifest = for_card("a10g")
+    at_once: list[int] = []
+    start = Container.start
+
+    def counted(made: Container) -> None:
+        start(made)
+        at_once.append(sum(not other.removed for other in engine.made))
+
+    monkeypatch.setattr(Container, "start", counted)
+    found = gate(archive(tmp_path, engine), None, rows(70), OPTIONS)
+    assert outcomes(found)["device"] == outcome and outcomes(found)["lossless"] == "pass"
+    assert at_once == [1, 1] and [made.command for made in engine.made][1] == ["serve", "--without-drafter"]
+    assert all(made.options["device_requests"] for made in engine.made)
+
+
+def test_the_recipes_floor_is_held(engine: Engine, tmp_path: Path) -> None:
+    def record(floor: float) -> dict[str, Any]:
+        recipe = {"evaluate": {"acceptance": {"floor": floor}}}
+        return {"image": {"id": engine.image_id}, "recipe": recipe}
+
+    name = archive(tmp_path, engine)
+    assert outcomes(gate(name, record(2.5), rows(70), OPTIONS))["acceptance"] == "pass"
+    below = one(gate(name, record(3.5), rows(70), OPTIONS), "acceptance")
+    assert below["outcome"] == "fail" and "under the recipe's floor 3.5" in below["why"]
 
 
 def test_without_an_engine_only_what_the_bytes_show_is_said(

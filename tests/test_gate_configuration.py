@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from qdc.core.errors import QdcError
 from qdc.formats.oci import Image
 from qdc.gate import artifact, configuration
-from qdc.gate.artifact import Artifact, archive_chunks, check_size, open_artifact
+from qdc.gate.artifact import Artifact, archive_chunks, check_size
 from qdc.gate.contracts import named
 from qdc.gate.report import BEFORE_START, IDS, Check, complete, exit_code
 
@@ -36,6 +36,12 @@ FILES: Tree = {
     "srv/app.py": (0o644, b""),
     "usr/local/bin/serve": (0o755, b"#!/usr/bin/python3\n"),
 }
+
+
+def open_artifact(path: Path, shown: str) -> Artifact:
+    """Its files stay open as long as it is used."""
+    with artifact.open_artifact(path, shown) as opened:
+        return opened
 
 
 def silent(done: int, total: int, note: str) -> None: ...

@@ -25,6 +25,8 @@ from qdc.cli import main
 from qdc.core.errors import QdcError
 from qdc.gate import container, memory
 from qdc.gate.container import Containers, NoEngine, held, unbroken
+from qdc.gate.served import Gone
+from qdc.gate.steps import Steps, Stop
 
 ROOT = Path(__file__).resolve().parents[1]
 START = {"srv/start": (0o755, b"#!/bin/sh\n"), "bin/sh": (0o755, b"\x7fELF")}
@@ -169,18 +171,16 @@ def test_without_an_engine_the_report_is_kept_and_is_no_pass(
         (["--contract", "nobody"], 2, "gate.contract"),
         (["--floor", "-1"], 2, "cli.usage"),
         (["--gpus", "--no-gpus"], 2, "cli.usage"),
-        (["--require", "nothing"], 1, None),
+        (["--prompts", "0"], 2, "cli.usage"),
+        (["--require", "nothing"], 2, "audit.require"),
     ],
 )
 def test_wrong_use_is_said_before_the_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, id: str | None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, id: str
 ) -> None:
     image(tmp_path)
     found, answer = gated(capsys, tmp_path / "image.tar", "--store", tmp_path / "store", *options)
-    if id is None:
-        assert found in (1, 2)
-    else:
-        assert (found, answer["error"]["id"]) == (code, id)
+    assert (found, answer["error"]["id"]) == (code, id)
 
 
 def test_what_is_no_image_fails_and_what_is_not_there_could_not_be_done(
@@ -318,6 +318,21 @@ def test_an_engine_without_a_card_is_no_fault_of_the_image() -> None:
     response = type("Response", (), {"status_code": 500, "reason": ""})()
     with pytest.raises(NoEngine), container.docker_errors("starting"):
         raise docker.errors.APIError("x", response, 'could not select device driver "" with capabilities: [[gpu]]')
+
+
+@pytest.mark.parametrize(("there", "outcome"), [(True, "fail"), (False, "not-run")])
+def test_a_server_that_is_gone_is_its_own_fault_only_while_the_engine_answers(there: bool, outcome: str) -> None:
+    class Asked:
+        def ping(self) -> bool:
+            if not there:
+                raise ConnectionRefusedError("nobody listens")
+            return True
+
+    steps = Steps(lambda done, total, note: None)
+    steps.engine = Asked()
+    with pytest.raises(Stop), steps.step("repeats", stop=False):
+        raise Gone("its stream ended")
+    assert [(check.id, check.outcome) for check in steps.checks] == [("repeats", outcome)]
 
 
 # Memory

@@ -36,6 +36,9 @@ def main(arguments: list[str]) -> int:
 def _main(arguments: list[str]) -> int:
     given = _options().parse_args(arguments)
     _writable(given.report)
+    for requirement in given.require:
+        if "=" not in requirement:
+            raise QdcError("audit.require", f"`{requirement}` has no `=`", hint="write --require deploy.hardware=a10g")
     near = given.recipe or (Path(given.image) if given.image.endswith((".yaml", ".yml")) else None)
     store = open_store(given.store, near)
     from qdc.gate import exit_code
@@ -95,7 +98,7 @@ def _options() -> argparse.ArgumentParser:
     )
     options.add_argument("--start-limit", type=positive, metavar="S", help="seconds to start, for the contract's")
     options.add_argument("--answer-limit", type=positive, metavar="S", help="seconds for an answer, for the contract's")
-    options.add_argument("--prompts", type=int, default=200, metavar="N", help="greedy answers to compare (200)")
+    options.add_argument("--prompts", type=count, default=200, metavar="N", help="greedy answers to compare (200)")
     cards = options.add_mutually_exclusive_group()
     cards.add_argument("--gpus", action="store_true", default=None, help="give the container the machine's cards")
     cards.add_argument("--no-gpus", action="store_false", dest="gpus", help="do not")
@@ -106,6 +109,13 @@ def positive(text: str) -> float:
     value = float(text)
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
 
 

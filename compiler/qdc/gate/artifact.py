@@ -7,6 +7,7 @@ it is unpacked or executed here.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import tarfile
 import tempfile
 import zlib
@@ -16,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from qdc.audit.audit import audit
+from qdc.audit.images import open_image
 from qdc.core import canonical
 from qdc.core.errors import COULD_NOT, QdcError
-from qdc.formats import oci, ranges
-from qdc.formats.gzip import GzipRange
+from qdc.formats import ranges
 from qdc.formats.oci import Image
 from qdc.gate.contracts import Contract
 from qdc.gate.report import Check
 
 MANIFEST = "opt/qdc/manifest.json"
-BLOCK = 512
+BLOCK, BUFFER = 512, 1 << 20
+GZIP = b"\x1f\x8b"
 Report = Callable[[int, int, str], None]
 
 
@@ -42,15 +44,24 @@ class Artifact:
     def is_file(self) -> bool:
         return self.path.is_file()
 
+    @property
+    def packed(self) -> bool:
+        """Whether it is a file that is compressed as a whole."""
+        if not self.is_file:
+            return False
+        with self.path.open("rb") as stream:
+            return stream.read(2) == GZIP
 
-def open_artifact(path: Path, shown: str) -> Artifact:
+
+@contextlib.contextmanager
+def open_artifact(path: Path, shown: str) -> Iterator[Artifact]:
     """Raises QdcError `image.*`, `tar.*` or `bytes.*` when it is no image, or not a whole one."""
-    image = oci.open_image(path, shown=shown)
-    if len(image.diff_ids) != len(image.layers):
-        why = f"its configuration names {len(image.diff_ids)} layers, {len(image.layers)} are there"
-        raise QdcError("image.layers", why, exit_code=COULD_NOT)
-    image.files()
-    return Artifact(shown, path, image, image.read(MANIFEST) if image.find(MANIFEST) else None)
+    with open_image("oci" if path.is_dir() else "archive", str(path), shown=shown) as image:
+        if len(image.diff_ids) != len(image.layers):
+            why = f"its configuration names {len(image.diff_ids)} layers, {len(image.layers)} are there"
+            raise QdcError("image.layers", why, exit_code=COULD_NOT)
+        image.files()
+        yield Artifact(shown, path, image, image.read(MANIFEST) if image.find(MANIFEST) else None)
 
 
 @contextlib.contextmanager
@@ -71,30 +82,32 @@ def saved(engine: Any, name: str, report: Report) -> Iterator[Path]:
 def check_size(artifact: Artifact, contract: Contract, report: Report) -> Check:
     """What the contract weighs, against its limit. A compressed size is measured only where it could be too large."""
     limit = contract.size_limit
-    raw = _raw_size(artifact)
     if limit is None:
+        raw = _raw_size(artifact)
         return Check("size", "pass", raw, f"{raw / 1e9:.3f} GB as `docker save` writes it; the contract sets no limit")
     allowed, of = int(float(limit["bytes"])), limit["of"]
-    size, said = raw, of
-    if of == "docker-save-gzip":
-        if artifact.is_file and artifact.path.stat().st_size < raw:
-            size = artifact.path.stat().st_size
-        elif raw > allowed:
-            size = _compressed(artifact, allowed, report)
-        else:
+    said, more = of, ""
+    if of == "docker-save-gzip" and artifact.packed:
+        size = artifact.path.stat().st_size
+    else:
+        size = _raw_size(artifact)
+        if of == "docker-save-gzip" and size <= allowed:
             said = f"{of}: less than this, which is the archive before compression"
-    more = " at least" if size > allowed and of == "docker-save-gzip" and not artifact.is_file else ""
+        elif of == "docker-save-gzip":
+            size = _compressed(artifact, allowed, report)
+            more = " at least" if size > allowed else ""
     why = f"{size / 1e9:.3f} GB{more} of {allowed / 1e9:.3f} GB allowed ({said})"
     return Check("size", "pass" if size <= allowed else "fail", size, why)
 
 
 def _raw_size(artifact: Artifact) -> int:
     """Bytes of the uncompressed archive."""
+    if artifact.packed:
+        with gzip.open(artifact.path) as stream:
+            return sum(map(len, iter(lambda: stream.read(BUFFER), b"")))
     if artifact.is_file:
-        source = ranges.FileRange(artifact.path)
-        zipped = source.size >= 2 and source.read(0, 2) == b"\x1f\x8b"
-        return GzipRange(source, artifact.path.name).size if zipped else source.size
-    return sum(len(chunk) if isinstance(chunk, bytes) else chunk for chunk in _parts(artifact.image, unpacked=True))
+        return artifact.path.stat().st_size
+    return sum(len(part) if isinstance(part, bytes) else part for part in _parts(artifact.image, unpacked=True))
 
 
 def _compressed(artifact: Artifact, enough: int, report: Report) -> int:
@@ -151,9 +164,12 @@ def audited(artifact: Artifact, expect: str | None, require: tuple[str, ...] = (
     said = [row for row in report["verdicts"] if not row["claim"].startswith("image.") or row["claim"] == "image.tag"]
     own = [row for row in own if row["claim"] != "image.tag"]
     wrong = [row for row in own if row["verdict"] == "refuted"]
+    unread = [row for row in own if row["verdict"] == "unread"]
     size = len(artifact.image.layers)
     if wrong:
         whole = Check("image", "fail", artifact.image.image_id, "; ".join(map(_words, wrong[:3])))
+    elif unread:
+        whole = Check("image", "undecided", artifact.image.image_id, "; ".join(map(_words, unread[:3])))
     else:
         whole = Check("image", "pass", artifact.image.image_id, f"{size} layers, each with the digest that names it")
     return whole, _claims(said)
@@ -175,10 +191,12 @@ def _claims(rows: list[Mapping[str, Any]]) -> Check:
 
 
 def _words(row: Mapping[str, Any]) -> str:
-    """A verdict in one line: the claim and what speaks against it."""
+    """A verdict in one line: the claim, what speaks against it, and in which file that was seen."""
     texts = [item["text"] for item in row["evidence"] if item.get("text")]
-    against = [text for text in texts if " claims " in text] or texts[-1:]
-    return f"{row['claim']}: {'; '.join(against[:2])}" if against else str(row["claim"])
+    against = [text for text in texts if " claims " in text]
+    files = [f"{item['path']}: {item['text']}" for item in row["evidence"] if item.get("layer")]
+    seen = f" ({'; '.join(files[:2])})" if against and files else ""
+    return f"{row['claim']}: {'; '.join((against or texts[-1:])[:2])}{seen}" if texts else str(row["claim"])
 
 
 def given_path(text: str) -> tuple[str, str] | None:

@@ -53,11 +53,12 @@ def discover(served: Served, subject: Subject) -> Subject:
     if subject.model is not None:
         return subject
     answer = served.get("/v1/models")
-    if answer.status != 200:
+    try:
+        name, told = answer.part("data", 0, "id"), answer.part("data", 0)
+    except Unusable:
         return subject
-    name = str(answer.part("data", 0, "id"))
-    length = answer.part("data", 0).get("max_model_len")
-    return replace(subject, model=name, max_model_len=length if type(length) is int else None)
+    length = told.get("max_model_len") if isinstance(told, dict) else None
+    return replace(subject, model=str(name), max_model_len=length if type(length) is int else None)
 
 
 def check_answers(served: Served, subject: Subject, contract: Contract | None = None) -> Check:

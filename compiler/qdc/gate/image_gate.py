@@ -133,7 +133,7 @@ class _Gate(Steps):
                     self.engine.images.get(self.name)
                 path = stack.enter_context(artifact.saved(self.engine, self.name, self.report))
         with self.step("image"):
-            self.artifact = artifact.open_artifact(path, self.shown)
+            self.artifact = stack.enter_context(artifact.open_artifact(path, self.shown))
             self.image_id = self.artifact.image.image_id
             if self.artifact.manifest is not None:
                 self.manifest = _object(self.artifact.manifest)
