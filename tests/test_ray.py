@@ -308,10 +308,8 @@ if not begun.exists():
     assert record is not None
     two = stage("two", code, Path(trace), one="one")
     key = two.key({"one": record["output"]})
-    begun = there.folder.parent / "none"
     first.send_signal(how)
     first.wait(30)
-    del begun
     again = driver(there, site, rows)
     out, _ = again.communicate(timeout=90)
     assert json.loads(out) == {"one": False, "two": True}

@@ -7,6 +7,7 @@ stage leaves in its partial folder is whole at any instant: it writes beside (na
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tarfile
 import tempfile
@@ -60,6 +61,9 @@ def fetch(remote: Remote, key: str, folder: Path) -> bool:
                 tar.extractall(made, filter="data")
         except (OSError, tarfile.TarError):
             return False
+        # A tar knows no ns: the youngest there is the youngest here, and the name of what is sent next is later.
+        for path in made.rglob("*"):
+            os.utime(path, ns=(there[-1], there[-1]))
         shutil.rmtree(folder)
         shutil.move(made, folder)
     return True
