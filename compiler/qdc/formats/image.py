@@ -44,7 +44,11 @@ class Cut:
     """A layer whose members are not all known: what it has beyond those that were read can change what is shown."""
 
     layer: int
-    why: str
+    error: QdcError
+
+    @property
+    def why(self) -> str:
+        return self.error.message
 
 
 @dataclass
@@ -113,6 +117,29 @@ class Layer:
             raise self.surveyed.error
 
 
+class _Files(Mapping[str, Entry]):
+    """The regular files among entries, sorted by path; of a million, it adds little to what there is."""
+
+    def __init__(self, entries: dict[str, Entry]) -> None:
+        self._entries = entries
+        self._paths = sorted(path for path, entry in entries.items() if entry.type == "file")
+
+    def __getitem__(self, path: str) -> Entry:
+        entry = self._entries[path]
+        if entry.type != "file":
+            raise KeyError(path)
+        return entry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and dict(self) == dict(other)
+
+
 class Image:
     """`config` is the parsed `config_bytes`; `image_id` is `sha256:` of those bytes, "" without any.
 
@@ -170,10 +197,11 @@ class Image:
             try:
                 overlay.add(layer.number, layer.members(room), layer.name)
             except QdcError as error:
-                self.cuts.append(Cut(layer.number, error.message))
+                self.cuts.append(Cut(layer.number, error))
         sparse = [entry for entry in overlay.entries.values() if entry.type == "sparse"]
-        why = "is stored as a sparse file, which is not read"
-        self.cuts += [Cut(entry.layer, f"{entry.path[:200]!r} {why}") for entry in sparse[:5]]
+        for entry in sparse[:5]:
+            why = f"{entry.path[:200]!r} is stored as a sparse file, which is not read"
+            self.cuts.append(Cut(entry.layer, _bad("sparse", why)))
         return overlay
 
     @property
@@ -188,8 +216,14 @@ class Image:
 
     @cached_property
     def _files(self) -> Mapping[str, Entry]:
-        entries = self.overlay.entries
-        return {path: entries[path] for path in sorted(path for path, entry in entries.items() if entry.type == "file")}
+        return _Files(self.overlay.entries)
+
+    def require_whole(self, layer: int = 0) -> None:
+        """Raises what hides members of any layer from `layer` on: what is shown is certain only without."""
+        self.files()
+        for cut in self.cuts:
+            if cut.layer >= layer:
+                raise cut.error
 
     @property
     def hidden(self) -> list[Hidden]:
@@ -198,7 +232,10 @@ class Image:
 
     def find(self, path: str) -> Entry | None:
         """The regular file that `path` shows, links followed inside the image; None if there is none."""
-        entry = self.overlay.resolve(path)
+        try:
+            entry = self.overlay.resolve(path)
+        except QdcError:  # Links in a circle show nothing.
+            return None
         return entry if entry is not None and entry.type == "file" else None
 
     def open(self, path: str) -> RangeReader:

@@ -135,6 +135,7 @@ def _described(layer: oci.Layer) -> Layer:
 
 def _check_files(image: oci.Image) -> None:
     """The base must start the launcher, and leave its places to the product."""
+    image.require_whole()
     entries = image.overlay.entries
     taken = sorted(path for path in entries if path.startswith(tuple(f"{place}/" for place in OURS)))
     if taken:
