@@ -75,7 +75,7 @@ def audit(
         rows += _judge(look, asked, findings)
     else:
         installed = packages.find(look)
-        wanted = documents.wanted_files(look) | packages.wanted_files(look, installed)
+        wanted = documents.wanted_files(look) | packages.wanted_files(look)
         found, digests, known = integrity.layers(reader, look, wanted)
         rows += [*integrity.blobs(reader, known), *found, *_hidden(look)]
         rows += _contents(look, digests, installed, asked, findings)
