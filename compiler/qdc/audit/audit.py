@@ -133,6 +133,7 @@ def _contents(
     compliance.compliance_facts(look, installed, started.arguments, findings)
     recorded = (started.serve or {}).get("environment")
     named = recorded if isinstance(recorded, dict) else {}
+    outside.start_fault(look, findings)
     outside.outside_facts(look, started.arguments, outside.image_environment(look), named, findings)
     return rows + _judge(look, told, findings)
 
