@@ -55,9 +55,11 @@ def outside_facts(
 
 
 def start_fault(look: Look, findings: Findings) -> None:
-    """Neither ENTRYPOINT nor CMD, and no program `serve` on PATH: what is left of a flattened image."""
+    """Neither ENTRYPOINT nor CMD, and no program `serve` on PATH: what is left of a flattened image that holds a model."""
     settings = look.image.settings
-    if look.image.image_id is None or settings.get("Entrypoint") or settings.get("Cmd"):
+    if not look.image.image_id or settings.get("Entrypoint") or settings.get("Cmd"):
+        return
+    if not any(path.endswith(".safetensors") for path in look.image.files()):
         return
     path = image_environment(look).get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     places = [f"{folder.rstrip('/')}/serve" for folder in path.split(":") if folder]
