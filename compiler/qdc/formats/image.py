@@ -113,6 +113,29 @@ class Layer:
             raise self.surveyed.error
 
 
+class _Files(Mapping[str, Entry]):
+    """The regular files among entries, sorted by path; of a million, it adds little to what there is."""
+
+    def __init__(self, entries: dict[str, Entry]) -> None:
+        self._entries = entries
+        self._paths = sorted(path for path, entry in entries.items() if entry.type == "file")
+
+    def __getitem__(self, path: str) -> Entry:
+        entry = self._entries[path]
+        if entry.type != "file":
+            raise KeyError(path)
+        return entry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and dict(self) == dict(other)
+
+
 class Image:
     """`config` is the parsed `config_bytes`; `image_id` is `sha256:` of those bytes, "" without any.
 
@@ -188,8 +211,7 @@ class Image:
 
     @cached_property
     def _files(self) -> Mapping[str, Entry]:
-        entries = self.overlay.entries
-        return {path: entries[path] for path in sorted(path for path, entry in entries.items() if entry.type == "file")}
+        return _Files(self.overlay.entries)
 
     @property
     def hidden(self) -> list[Hidden]:
@@ -198,7 +220,10 @@ class Image:
 
     def find(self, path: str) -> Entry | None:
         """The regular file that `path` shows, links followed inside the image; None if there is none."""
-        entry = self.overlay.resolve(path)
+        try:
+            entry = self.overlay.resolve(path)
+        except QdcError:  # Links in a circle show nothing.
+            return None
         return entry if entry is not None and entry.type == "file" else None
 
     def open(self, path: str) -> RangeReader:

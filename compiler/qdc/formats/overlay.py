@@ -158,12 +158,12 @@ class Overlay:
             if len(self._parents) >= _REMEMBERED:
                 self._parents.clear()
             place = self._parents[folder] = self._follow(folder)
+            self._spend(folder.count("/") + 1)
         return place
 
     def _follow(self, path: str) -> str:
         todo, done, links = path.split("/")[::-1] if path else [], "", 0
         while todo:
-            self._spend(1)
             part = todo.pop()
             if part in ("", "."):
                 continue
@@ -178,7 +178,9 @@ class Overlay:
                     raise QdcError("overlay.loop", f"{path[:200]!r} goes through too many links", exit_code=4)
                 link = entry.link or ""
                 done = "" if link.startswith("/") else done
-                todo.extend(link.split("/")[::-1])
+                parts = link.split("/")
+                self._steps += len(parts)
+                todo.extend(reversed(parts))
             else:
                 done = here
         return path if done == path else done

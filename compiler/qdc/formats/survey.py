@@ -58,6 +58,7 @@ class Forward:
 
     def __init__(self, chunks: Iterator[bytes | memoryview]) -> None:
         self._chunks, self._start, self._window = chunks, 0, memoryview(b"")
+        self._error: QdcError | None = None
         self.taps: list[Callable[[memoryview], None]] = []
 
     @property
@@ -91,7 +92,13 @@ class Forward:
             pass
 
     def _advance(self) -> bool:
-        chunk = next(self._chunks, b"")
+        if self._error is not None:
+            raise self._error
+        try:
+            chunk = next(self._chunks, b"")
+        except QdcError as error:
+            self._error = error
+            raise
         if not len(chunk):
             return False
         self._start += len(self._window)
