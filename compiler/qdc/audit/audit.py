@@ -73,7 +73,7 @@ def audit(
     findings = Findings()
     cut = integrity.cuts(reader)
     installed = packages.find(look)
-    wanted = documents.wanted_files(look) | packages.wanted_files(look, installed)
+    wanted = documents.wanted_files(look) | packages.wanted_files(look)
     found, hashed, known = integrity.layers(reader, look, wanted, whole)
     rows += [*integrity.blobs(reader, known, whole), *found, *cut, *_hidden(look)]
     if cut and not reader.files():

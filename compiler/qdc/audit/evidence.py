@@ -79,10 +79,11 @@ class Findings:
 
 class Look:
     """An image seen through paths, as evidence. `sparing`: each byte is fetched, so that little is read: what needs
-    many files, or large ones, is left out and marked unread."""
+    many files, or large ones, is left out and marked unread. The default: where the image counts what it fetches."""
 
-    def __init__(self, image: Image, *, sparing: bool = False) -> None:
-        self.image, self.sparing = image, sparing
+    def __init__(self, image: Image, *, sparing: bool | None = None) -> None:
+        self.image = image
+        self.sparing = getattr(image, "transfer", None) is not None if sparing is None else sparing
 
     def at(self, path: str, text: str, offset: int = 0, length: int | None = None, show: str = "") -> Evidence:
         """Evidence for `length` bytes (default: all) from `offset` in the file at `path`.

