@@ -13,6 +13,7 @@ from typing import Any
 
 from qdc.audit import claims, documents, integrity, models, serving
 from qdc.audit.claims import MANIFEST
+from qdc.audit.container import Arguments, run_arguments
 from qdc.audit.evidence import (
     PROVED,
     RECORDED,
@@ -34,16 +35,23 @@ from qdc.manifest.content import product_fields
 
 
 def audit(
-    reader: Image, *, recipe: Mapping[str, Any] | None = None, require: Iterable[str] = (), expect: str | None = None
+    reader: Image,
+    *,
+    recipe: Mapping[str, Any] | None = None,
+    require: Iterable[str] = (),
+    expect: str | None = None,
+    run: str | None = None,
 ) -> dict[str, Any]:
     """`{image, anchored, verdicts: [{claim, verdict, value, evidence}], counts}`.
 
     `recipe`: resolved product fields whose leaves are claims; `require`: `path=value` texts; `expect`: the image
     ID that this must be (`sha256:` and 64 hex). Without it the report proves consistency only and says so.
-    Raises QdcError only for a malformed `require` and an image whose configuration cannot be read at all.
+    `run`: the words after `docker run` with which it is started (`-e K=4 IMAGE serve`).
+    Raises QdcError only for a malformed `require` or `run` and an image whose configuration cannot be read at all.
     """
     look = Look(reader)
     asked = [claims.requirement(text) for text in require]
+    given = run_arguments(run) if run is not None else None
     if recipe is not None:
         asked += claims.product_claims(product_fields(recipe), "recipe")
     rows = integrity.identity(reader, look, expect)
@@ -61,7 +69,12 @@ def audit(
         rows += _judge(look, asked, findings)
     else:
         found, digests, known = integrity.layers(reader, look, documents.wanted_files(look))
-        rows += [*integrity.blobs(reader, known), *found, *_hidden(look), *_contents(look, digests, asked, findings)]
+        rows += [
+            *integrity.blobs(reader, known),
+            *found,
+            *_hidden(look),
+            *_contents(look, digests, asked, findings, given),
+        ]
     counts = Counter(row["verdict"] for row in rows)
     return {
         "image": reader.image_id,
@@ -79,7 +92,9 @@ def exit_code(report: Mapping[str, Any]) -> int:
     return 1 if counts[REFUTED] else 3 if counts[UNREAD] else 0
 
 
-def _contents(look: Look, digests: dict[str, str], asked: list[Claim], findings: Findings) -> list[Verdict]:
+def _contents(
+    look: Look, digests: dict[str, str], asked: list[Claim], findings: Findings, run: Arguments | None
+) -> list[Verdict]:
     rows: list[Verdict] = []
     manifest: dict[str, Any] | None = None
     try:
@@ -88,11 +103,12 @@ def _contents(look: Look, digests: dict[str, str], asked: list[Claim], findings:
         rows.append(verdict("manifest", UNREAD, None, [look.at(MANIFEST, reason(error))]))
     files = (manifest or {}).get("files")
     files = {str(path): str(digest) for path, digest in files.items()} if isinstance(files, dict) else {}
-    started = serving.Serving(look, digests, files)
+    started = serving.Serving(look, digests, files, run)
     findings.facts |= started.findings.facts
     findings.unread |= started.findings.unread
     _models(look, started, findings)
-    told: list[Claim] = []
+    started.plugin_window(findings)
+    told: list[Claim] = list(started.claims)
     if started.serve is not None:
         told.append(Claim("serve.start", [*serving.START[0], *serving.START[1]], "qdc"))
         findings.facts |= serving.patch_facts(look, started.serve, digests)
@@ -119,7 +135,7 @@ def _models(look: Look, started: serving.Serving, findings: Findings) -> None:
         if "drafter." in findings.unread:
             return
     method = started.speculation.get("method")
-    if started.arguments:
+    if started.knows("speculative-config"):
         _drafter_kind(look, started, method, findings)
     else:
         _undecided_kind(look, drafters, findings)
@@ -152,15 +168,10 @@ def _drafter_kind(look: Look, started: serving.Serving, method: Any, findings: F
         problems.append("the engine is told dflash, but no DFlash drafter is where it looks")
     if stored is not None and stored.value != kind:
         problems.append(f"the engine is told {kind}, the weights are a {stored.value} drafter")
-    row = (
-        look.spot(started.where, f'\\"method\\":\\"{kind}\\"'.encode(), f"method {kind}")
-        if started.where
-        else look.configuration(f"method {kind}")
-    )
-    evidence = [row, *(stored.evidence if stored else [])]
-    findings.facts["drafter.kind"] = Fact(kind, evidence, problems)
+    rows = started.evidence("speculative-config", f"method {kind}")
+    findings.facts["drafter.kind"] = Fact(kind, [*rows, *(stored.evidence if stored else [])], problems)
     if not started.speculation:
-        findings.facts["drafter.swa.window"] = Fact(None, [row])
+        findings.facts["drafter.swa.window"] = Fact(None, rows[:1])
 
 
 def _manifest_claims(manifest: Mapping[str, Any]) -> list[Claim]:

@@ -25,6 +25,9 @@ def main(arguments: list[str]) -> int:
         metavar="PATH=VALUE",
         help="a claim to check, e.g. serve.k=15 (repeatable)",
     )
+    options.add_argument(
+        "--run", metavar="ARGUMENTS", help='what follows `docker run`, e.g. --run "-e K=4 IMAGE serve" (default: none)'
+    )
     options.add_argument("--expect", metavar="IMAGE_ID", help="the image ID that it must have (sha256:...)")
     given = options.parse_args(arguments)
     near = Path(given.image) if given.image.endswith((".yaml", ".yml")) else None
@@ -44,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
     def check(place: str, name: str, expect: str | None, **shown: str) -> dict[str, object]:
         with open_image(place, name, **shown) as reader:
-            return audit(reader, recipe=recipe, require=given.require, expect=expect)
+            return audit(reader, recipe=recipe, require=given.require, expect=expect, run=given.run)
 
     if reference.build is None:
         report = check(str(reference.place), reference.name, given.expect)
