@@ -128,7 +128,9 @@ def _differs(way: list[Any], real: list[tuple[list[str], dict[str, str]]]) -> st
     sure = [item for item in way if not item.possible]
     if strange:
         known = [item for item in sure if all(value.known for value in item.words)]
-        missing = [item for item in known if [value.text for value in item.words][1:] not in [words for words, _ in real]]
+        missing = [
+            item for item in known if [value.text for value in item.words][1:] not in [words for words, _ in real]
+        ]
         return f"{[v.text for v in missing[0].words]} is not among the real starts" if missing else None
     if not len(sure) <= len(real) <= len(way):
         return f"{len(way)} starts of the engine ({len(sure)} sure), really {len(real)}"
@@ -247,7 +249,7 @@ class Maker:
             f'[ "${{{name}:-0}}" -gt 5 ]', f'test "${{{name}:-0}}" -eq 4', "true", "false", "[ $# -gt 1 ]",
             f"! [ -e {root}/none ]", f'[ -n "${{{name}:-}}" ] && [ "$K" = 4 ]', f'[ "${name}" = 4 -o "$K" = 15 ]',
             f"[ -x {root}/start.sh ]", "[ -e /proc/self/none ]", "grep -q Linux /proc/nothing", f"[ ${name} = 4 ]",
-            f"[ -s {root}/made.sh ]", f'[ "${{1:-}}" = serve ]', f"[ ! -f {root}/conf_a.sh ]",
+            f"[ -s {root}/made.sh ]", '[ "${1:-}" = serve ]', f"[ ! -f {root}/conf_a.sh ]",
         ]  # fmt: skip
         if self.bash:
             forms += [f'[[ -n "${{{name}:-}}" && $K != 15 ]]', f"[[ ${{{name}:-}} == d* ]]", "(( ${#K} > 1 ))",
@@ -260,7 +262,9 @@ class Maker:
     def config(self, name: str) -> str:
         lines = ["# settings"]
         for _ in range(self.random.randint(1, 4)):
-            lines.append(self.pick(self.assign(), f"export {self.name()}={self.value()}", f"{self.name()}={self.value()}"))
+            lines.append(
+                self.pick(self.assign(), f"export {self.name()}={self.value()}", f"{self.name()}={self.value()}")
+            )
         if name == "a" and self.chance(0.4):
             lines.append(f". {self.case.root}/conf_b.sh")
         if self.chance(0.1):

@@ -49,12 +49,12 @@ class Command:
 
 
 @cache
-def declared() -> list[dict[str, Any]]:
-    """The launchers that are known, from `launchers.yaml`."""
+def declared(section: str = "launchers") -> list[dict[str, Any]]:
+    """The launchers (or `plugins`) that are known, from `launchers.yaml`."""
     import yaml
 
     text = (resources.files("qdc.audit") / "launchers.yaml").read_text()
-    found: list[dict[str, Any]] = yaml.safe_load(text)["launchers"]
+    found: list[dict[str, Any]] = yaml.safe_load(text)[section]
     return found
 
 
@@ -65,7 +65,8 @@ def command(launch: Launch, read: Read, adapters: list[dict[str, Any]] | None = 
     if found is None:
         first = launch.words[0] if launch.words else unknown(place, "a program")
         name = first.text or "a program that is not known"
-        why = first.why or f"{posixpath.basename(name)} is a program, which is not run"
+        there = "/" not in name or read(_absolute(name, launch)) is not None
+        why = first.why or (f"{name} is a program, which is not run" if there else f"{name} is not in the image")
         return Command(why=unknown(place, why))
     kind, name, rest = found
     reasons: list[Value] = []
@@ -171,7 +172,9 @@ def _against(adapter: Mapping[str, Any], source: Text) -> Value | None:
     reads, options = _named(adapter)
     optional = set(adapter.get("reads", ()))
     for name in sorted(reads - optional - source.names.keys()) if not adapter.get("unpublished") else ():
-        return unknown(Place("file", source.path, 1), f"it does not read {name}, as the launcher {adapter['name']} does")
+        return unknown(
+            Place("file", source.path, 1), f"it does not read {name}, as the launcher {adapter['name']} does"
+        )
     for name, line in sorted(source.names.items(), key=lambda item: item[1]):
         if name not in reads | optional and not adapter.get("unpublished"):
             return unknown(Place("file", source.path, line), f"it names {name}, which {adapter['name']} does not")
@@ -235,7 +238,9 @@ class _Maker:
         nodes = yaml_nodes(text, path) if text.text is not None else text.why
         if isinstance(nodes, str):
             if nodes == "it is no mapping":
-                self.notes.append((Place("file", path, 1), f"{path} is no mapping: the launcher takes its own defaults"))
+                self.notes.append(
+                    (Place("file", path, 1), f"{path} is no mapping: the launcher takes its own defaults")
+                )
             else:
                 self.why = unknown(Place("file", path, 1), f"{path}: {nodes}")
             return

@@ -210,7 +210,9 @@ class Shell(Programs, Builtins):
         for number, (operator, item) in enumerate(node.rest):
             final = number == len(node.rest) - 1
             go = None if self.state.status is None else (self.state.status == 0) == (operator == "&&")
-            step: Callable[[], None] = (lambda item=item: self.run(item)) if final else (lambda item=item: self.guarded(item))  # type: ignore[misc]  # noqa: E501
+            step: Callable[[], None] = (
+                (lambda item=item: self.run(item)) if final else (lambda item=item: self.guarded(item))
+            )  # type: ignore[misc]  # noqa: E501
 
             def skip(operator: str = operator) -> None:
                 if self.state.status is None:
@@ -492,9 +494,7 @@ class Shell(Programs, Builtins):
             else:
                 self.state.variables[key] = var
 
-    def _internal(
-        self, function: Any, name: str, words: list[Value], declared: list[tree.Assign], line: int
-    ) -> None:
+    def _internal(self, function: Any, name: str, words: list[Value], declared: list[tree.Assign], line: int) -> None:
         if function is not None:
             self.call(function, words[1:], line)
         else:
@@ -576,7 +576,9 @@ class Shell(Programs, Builtins):
             if not path.known:
                 return path
             written = self.state.files.get(real)
-            return (written.text if written else None) or self.state.lost or unknown(self.here(line), f"the file {real}")
+            return (
+                (written.text if written else None) or self.state.lost or unknown(self.here(line), f"the file {real}")
+            )
         if real in self.state.files:
             return self.state.files[real].text
         text = self.image.text(real)

@@ -451,11 +451,15 @@ class Builtins(Tests):
                 self.state.status = None
             elif name in self.state.functions or name in BUILTINS:
                 self.state.status = 0
-                self.emit(Value(f"{name}\n", self.here(line)) if args[0].text == "-v" else unknown(self.here(line), "-V"))
+                self.emit(
+                    Value(f"{name}\n", self.here(line)) if args[0].text == "-v" else unknown(self.here(line), "-V")
+                )
             else:
                 place = self.found(name, line)
                 self.state.status = 0 if place else None
-                self.emit(Value(f"{place}\n", self.here(line)) if place else unknown(self.here(line), f"where {name} is"))
+                self.emit(
+                    Value(f"{place}\n", self.here(line)) if place else unknown(self.here(line), f"where {name} is")
+                )
             self.unsure = unknown(self.here(line), f"whether {name} is there")
             return
         args = args[1:] if args and args[0].text == "-p" else args

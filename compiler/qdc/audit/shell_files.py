@@ -100,9 +100,7 @@ class ImageFiles:
         return match_files([*(f"/{path}" for path in self.entries), *self.folders, *names], gone, pieces, cwd)
 
 
-def match_files(
-    names: Iterable[str], gone: set[str], pieces: list[tuple[str, bool]], cwd: str
-) -> list[str] | None:
+def match_files(names: Iterable[str], gone: set[str], pieces: list[tuple[str, bool]], cwd: str) -> list[str] | None:
     """The paths in `names` that `pieces` (text, quoted) show from folder `cwd`, as a shell would write them."""
     whole = "".join(text for text, _ in pieces)
     absolute = whole.startswith("/")

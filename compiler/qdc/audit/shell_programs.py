@@ -36,7 +36,9 @@ HARMLESS = {
     "ip", "locale", "file", "tree", "groups", "logger", "cmp", "diff", "comm", "true", "false", "echo", "printf", "jq",
     "renice", "chown", "chgrp", "nc", "ping",
 }  # fmt: skip
-_QUIET_CURL = re.compile(r"-[sSfLkIm]+|--(silent|fail|show-error|location|insecure|head|max-time|retry|connect-timeout)")
+_QUIET_CURL = re.compile(
+    r"-[sSfLkIm]+|--(silent|fail|show-error|location|insecure|head|max-time|retry|connect-timeout)"
+)
 
 
 class Programs(Expander):
@@ -156,13 +158,11 @@ class Programs(Expander):
                 return None
         return None
 
-    def _script(
-        self, words: tuple[Value, ...], environment: dict[str, Value], line: int
-    ) -> Callable[[], None] | None:
+    def _script(self, words: tuple[Value, ...], environment: dict[str, Value], line: int) -> Callable[[], None] | None:
         """How to read the shell script that the first word names; None if it names none."""
         name = words[0].text or ""
         base = posixpath.basename(name)
-        if base in SHELLS or re.fullmatch(r"python[\d.]*", base) or "/" not in name and base in HARMLESS:
+        if base in SHELLS or re.fullmatch(r"python[\d.]*", base) or ("/" not in name and base in HARMLESS):
             return None
         if self.state.lost is not None and "/" in name:
             return None
@@ -241,9 +241,7 @@ class Programs(Expander):
             zero, args = rest[0], tuple(rest[1:])
         self._child(source, path, dialect, zero, args, environment, line, frozenset(options), login, first)
 
-    def _strange_shell(
-        self, words: tuple[Value, ...], environment: dict[str, Value], line: int, why: str
-    ) -> None:
+    def _strange_shell(self, words: tuple[Value, ...], environment: dict[str, Value], line: int, why: str) -> None:
         self.stranger((unknown(self.here(line), why), *words), environment, line)
 
     def _child(
@@ -277,7 +275,11 @@ class Programs(Expander):
             if home is None or home.text is None:
                 raise self.lost(line, "a login shell whose home is not known")
             names_of = (".bash_profile", ".bash_login", ".profile") if dialect == "bash" else (".profile",)
-            own = [path for name in names_of if self.look(Value(path := f"{home.text}/{name}", self.here(line)), line)[0] != "gone"]
+            own = [
+                path
+                for name in names_of
+                if self.look(Value(path := f"{home.text}/{name}", self.here(line)), line)[0] != "gone"
+            ]
             files += [Value("/etc/profile", self.here(line)), *(Value(path, self.here(line)) for path in own[:1])]
         if dialect == "bash" and "BASH_ENV" in names and not login:
             start = self.get("BASH_ENV", line)
@@ -464,7 +466,9 @@ class Programs(Expander):
         return self._name(args, line, lambda text: posixpath.basename(text.rstrip("/")) or "/")
 
     def _run_dirname(self, args: tuple[Value, ...], line: int) -> bool:
-        return self._name(args, line, lambda text: posixpath.dirname(text.rstrip("/")) or ("/" if text[0] == "/" else "."))
+        return self._name(
+            args, line, lambda text: posixpath.dirname(text.rstrip("/")) or ("/" if text[0] == "/" else ".")
+        )
 
     def _name(self, args: tuple[Value, ...], line: int, change: Callable[[str], str]) -> bool:
         args = args[1:] if args and args[0].text == "--" else args

@@ -26,7 +26,7 @@ class Place:
 
     def __str__(self) -> str:
         if self.kind == "file":
-            return f"{self.path}:{self.line}"
+            return self.path.strip("()") if self.path.startswith("(") else f"{self.path}:{self.line}"
         return "image configuration ENV" if self.kind == "ENV" else self.kind
 
 
@@ -227,6 +227,9 @@ def _launches(a: tuple[Launch, ...], b: tuple[Launch, ...]) -> tuple[Launch, ...
 
 
 def _like(a: Launch, b: Launch) -> bool:
-    return a.place == b.place and _texts(a.words) == _texts(b.words) and {
-        name: value.text for name, value in a.environment.items()
-    } == {name: value.text for name, value in b.environment.items()}
+    return (
+        a.place == b.place
+        and _texts(a.words) == _texts(b.words)
+        and {name: value.text for name, value in a.environment.items()}
+        == {name: value.text for name, value in b.environment.items()}
+    )
