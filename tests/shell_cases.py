@@ -249,7 +249,7 @@ class Maker:
             f'[ "${{{name}:-0}}" -gt 5 ]', f'test "${{{name}:-0}}" -eq 4', "true", "false", "[ $# -gt 1 ]",
             f"! [ -e {root}/none ]", f'[ -n "${{{name}:-}}" ] && [ "$K" = 4 ]', f'[ "${name}" = 4 -o "$K" = 15 ]',
             f"[ -x {root}/start.sh ]", "[ -e /proc/self/none ]", "grep -q Linux /proc/nothing", f"[ ${name} = 4 ]",
-            f"[ -s {root}/made.sh ]", f'[ "${{1:-}}" = serve ]', f"[ ! -f {root}/conf_a.sh ]",
+            f"[ -s {root}/made.sh ]", '[ "${1:-}" = serve ]', f"[ ! -f {root}/conf_a.sh ]",
         ]  # fmt: skip
         if self.bash:
             forms += [f'[[ -n "${{{name}:-}}" && $K != 15 ]]', f"[[ ${{{name}:-}} == d* ]]", "(( ${#K} > 1 ))",

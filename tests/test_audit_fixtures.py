@@ -19,7 +19,7 @@ def report_of(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     place, _, name = build.write(row["id"], folder).partition(":")
     expect = build.original() if row.get("expect") == "original" else None
     with open_image(place, name) as reader:
-        return audit(reader, require=row.get("require", ()), expect=expect)
+        return audit(reader, require=row.get("require", ()), expect=expect, run=row.get("run"))
 
 
 def differences(row: dict[str, Any], report: dict[str, Any]) -> list[str]:
@@ -49,7 +49,7 @@ def test_there_are_enough_and_each_is_made_and_expected_once() -> None:
     assert set(ids) == set(build.MAKERS)
     for row in ROWS:
         assert row["fault"] and row["expected"], row["id"]
-        assert set(row) <= {"id", "fault", "require", "expect", "expected", "exit"}
+        assert set(row) <= {"id", "fault", "require", "run", "expect", "expected", "exit"}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row["id"] for row in ROWS])

@@ -47,10 +47,10 @@ def test_an_engine_started_by_its_own_command_line_is_read(tmp_path: Path) -> No
     assert named(report, "refuted") == []
 
 
-def test_a_script_is_not_run_and_leaves_settings_unread(tmp_path: Path) -> None:
+def test_a_start_that_is_not_in_the_image_leaves_settings_unread(tmp_path: Path) -> None:
     report = report_of(tmp_path, FILES, {"Entrypoint": ["/start.sh"], "Cmd": ["serve"]}, require=["serve.k=7"])
     assert row(report, "serve.k")["verdict"] == "unread"
-    assert "a script decides" in row(report, "serve.k")["evidence"][0]["text"]
+    assert "cannot decide: /start.sh is not in the image" in row(report, "serve.k")["evidence"][0]["text"]
     assert exit_code(report) == 3
     assert row(report, "target.quantization.scheme.bits")["value"] == 4
 

@@ -17,6 +17,8 @@ EXPECTED = Path(__file__).with_name("expected.yaml")
 K = images.speculation
 MAKERS: dict[str, Callable[[], Fixture | Folder]] = {
     "sixth-place": lambda: submissions.sixth(env=ngram(20), sourced=DFLASH),
+    "sixth-place-agreeing": lambda: submissions.sixth(env=DFLASH, sourced=DFLASH),
+    "sixth-place-docker-run": lambda: submissions.sixth(env=DFLASH, sourced=DFLASH),
     "sixth-place-env-believed": lambda: submissions.sixth(env=ngram(20), sourced=DFLASH),
     "sixth-place-launcher": lambda: submissions.sixth(env=ngram(20), sourced=DFLASH, start=submissions.SIXTH_START),
     "sixth-place-no-config": lambda: submissions.sixth(env=DFLASH, sourced=None),
@@ -40,6 +42,8 @@ MAKERS: dict[str, Callable[[], Fixture | Folder]] = {
     "k-computed": lambda: images.scripted(images.COMPUTED),
     "k-by-default": lambda: images.scripted(images.DEFAULTED),
     "k-by-environment": lambda: images.scripted(images.DEFAULTED, env=("K=7",)),
+    "k-by-docker-run": lambda: images.scripted(images.DEFAULTED),
+    "k-in-configuration-file": images.configured,
     "flag-given-twice": lambda: images.scripted(images.BEATEN),
     "hub-model": lambda: images.served(None, model="Qwen/Qwen3.5-4B"),
     "ngram-with-drafter-weights": lambda: images.ngram_with_weights(4, "team:dflash-final"),
@@ -109,7 +113,7 @@ MAKERS: dict[str, Callable[[], Fixture | Folder]] = {
 
 
 def expectations() -> list[dict[str, Any]]:
-    """The rows of expected.yaml: id, fault, require, expect, expected, exit."""
+    """The rows of expected.yaml: id, fault, require, run, expect, expected, exit."""
     rows: list[dict[str, Any]] = yaml.safe_load(EXPECTED.read_text())
     return rows
 

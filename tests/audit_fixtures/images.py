@@ -73,6 +73,15 @@ fi
 exec python3 -m vllm.entrypoints.openai.api_server --model /models/target --max-model-len 2048 \\
   --max-model-len "$MAX_MODEL_LEN" --speculative-config "$SPEC"
 """
+CONFIGURED = b"""\
+model: /models/target
+max-model-len: 2048
+max-num-seqs: 8
+speculative-config:
+  method: dflash
+  model: /models/drafter
+  num_speculative_tokens: 15
+"""
 TWO_ENGINES = """\
 #!/bin/bash
 if [ "$MODE" = latency ]; then
@@ -105,6 +114,14 @@ class Handler(BaseHTTPRequestHandler):
 
 ThreadingHTTPServer(("0.0.0.0", 8080), Handler).serve_forever()
 """
+
+
+def configured() -> Fixture:
+    """vLLM with `--config`, whose values the command line beats."""
+    made = served(None)
+    made.layers.append({"etc/vllm.yaml": CONFIGURED})
+    made.settings["Entrypoint"] = ["vllm", "serve", "--config", "/etc/vllm.yaml", "--max-model-len", "4096"]
+    return made
 
 
 def two_engines() -> Fixture:

@@ -27,6 +27,7 @@ from qdc.audit import (
     texts,
 )
 from qdc.audit.claims import MANIFEST
+from qdc.audit.container import Arguments, run_arguments
 from qdc.audit.evidence import (
     PROVED,
     RECORDED,
@@ -55,6 +56,7 @@ def audit(
     require: Iterable[str] = (),
     expect: str | None = None,
     digests: bool | None = None,
+    run: str | None = None,
 ) -> dict[str, Any]:
     """`{image, where, tags, anchored, verdicts: [{claim, verdict, value, evidence}], counts, transfer}`.
 
@@ -62,11 +64,13 @@ def audit(
     ID that this must be (`sha256:` and 64 hex). Without it the report proves consistency only and says so.
     `digests`: whether every layer is read whole and held against its digest; else the digests of large layers and
     files stay unread. The default is to read all but what would have to be fetched.
-    Raises QdcError only for a malformed `require` and an image whose configuration cannot be read at all.
+    `run`: the words after `docker run` with which it is started (`-e K=4 IMAGE serve`).
+    Raises QdcError only for a malformed `require` or `run` and an image whose configuration cannot be read at all.
     """
     whole = reader.transfer is None if digests is None else digests
     look = Look(reader)
     asked = [claims.requirement(text) for text in require]
+    given = run_arguments(run) if run is not None else None
     if recipe is not None:
         asked += claims.product_claims(product_fields(recipe), "recipe")
     rows = integrity.identity(reader, look, expect)
@@ -80,7 +84,7 @@ def audit(
         findings.unread[""] = cut[0]["evidence"][0]["text"]
         rows += _judge(look, asked, findings)
     else:
-        rows += _contents(look, hashed, installed, asked, findings)
+        rows += _contents(look, hashed, installed, asked, findings, given)
     integrity.soften(reader, rows)
     counts = Counter(row["verdict"] for row in rows)
     fetched, requests = reader.transfer() if reader.transfer is not None else (0, 0)
@@ -102,7 +106,12 @@ def exit_code(report: Mapping[str, Any]) -> int:
 
 
 def _contents(
-    look: Look, digests: dict[str, str], installed: list[Package], asked: list[Claim], findings: Findings
+    look: Look,
+    digests: dict[str, str],
+    installed: list[Package],
+    asked: list[Claim],
+    findings: Findings,
+    run: Arguments | None,
 ) -> list[Verdict]:
     rows: list[Verdict] = []
     manifest: dict[str, Any] | None = None
@@ -112,13 +121,15 @@ def _contents(
         rows.append(verdict("manifest", UNREAD, None, [look.at(MANIFEST, reason(error))]))
     files = (manifest or {}).get("files")
     files = {str(path): str(digest) for path, digest in files.items()} if isinstance(files, dict) else {}
-    started = serving.Serving(look, digests, files)
+    started = serving.Serving(look, digests, files, run)
     if look.image.image_id:
         findings.facts |= started.findings.facts
         findings.unread |= started.findings.unread
+        findings.claims += started.findings.claims
         history.history_facts(look, findings)
     packages.package_facts(look, installed, digests, findings)
     config = _models(look, started, findings)
+    started.plugin_window(findings)
     told: list[Claim] = []
     if started.serve is not None:
         told.append(Claim("serve.start", [*serving.START[0], *serving.START[1]], "qdc"))
@@ -133,6 +144,7 @@ def _contents(
     compliance.compliance_facts(look, installed, started.arguments, findings)
     recorded = (started.serve or {}).get("environment")
     named = recorded if isinstance(recorded, dict) else {}
+    outside.start_fault(look, findings)
     outside.outside_facts(look, started.arguments, outside.image_environment(look), named, findings)
     return rows + _judge(look, told, findings)
 
@@ -160,7 +172,7 @@ def _models(look: Look, started: serving.Serving, findings: Findings) -> dict[st
         drafters.plugin_window(look, findings)
     if not look.image.image_id:
         return config  # A folder starts nothing, and need not have both models.
-    if started.arguments:
+    if started.knows("speculative-config"):
         _drafter_kind(look, started, started.speculation.get("method"), findings)
     else:
         _undecided_kind(look, drafts, findings)
@@ -207,15 +219,10 @@ def _drafter_kind(look: Look, started: serving.Serving, method: Any, findings: F
     head = findings.facts.get("target.mtp")
     if kind == "mtp" and "target.quantization." not in findings.unread and (head is None or not head.value):
         problems.append("the engine is told mtp, and the target stores no MTP head")
-    row = (
-        look.spot(started.where, f'\\"method\\":\\"{kind}\\"'.encode(), f"method {kind}")
-        if started.where
-        else look.configuration(f"method {kind}")
-    )
-    evidence = [row, *(stored.evidence if stored else [])]
-    findings.facts["drafter.kind"] = Fact(kind, evidence, problems)
+    rows = started.evidence("speculative-config", f"method {kind}")
+    findings.facts["drafter.kind"] = Fact(kind, [*rows, *(stored.evidence if stored else [])], problems)
     if not started.speculation:
-        findings.facts["drafter.swa.window"] = Fact(None, [row])
+        findings.facts["drafter.swa.window"] = Fact(None, rows[:1])
 
 
 def _manifest_claims(manifest: Mapping[str, Any]) -> list[Claim]:

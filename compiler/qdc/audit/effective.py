@@ -47,7 +47,7 @@ class Engine:
 class Configuration:
     """`engines`: every start that was found; `result`: what all agree on; `why`: no engine, or it cannot be decided.
 
-    `environment`: what the engine finds there, by name.
+    `environment`: what the engine finds there, by name. `together`: the most engines that one way starts for sure.
     """
 
     start: Start
@@ -55,6 +55,7 @@ class Configuration:
     result: Effective
     environment: dict[str, Value]
     why: Value | None = None
+    together: int = 0
 
 
 def effective_configuration(
@@ -95,19 +96,26 @@ def configuration(
     if found.undecided is not None:
         return replace(empty, why=found.undecided)
     engines: list[Engine] = []
-    reasons: list[Value] = []
+    strangers: list[list[tuple[Place, Value]]] = []
+    before: set[Place] = set()
+    together = 0
     for end in found.ends:
         mine: list[Engine] = []
-        strange: list[Value] = []
+        strange: list[tuple[Place, Value]] = []
         for launch in end.launches:
             engine, why = _engine(files, launch, adapters)
             if engine is not None:
                 mine.append(engine)
             elif why is not None:
-                strange.append(why)
-        if not mine and strange:
-            reasons.append(strange[-1])
+                strange.append((launch.place, why))
+        if mine:
+            before |= {place for place, _ in strange}
+        else:
+            strangers.append(strange)
+        together = max(together, sum(not engine.possible for engine in mine))
         engines += [engine for engine in mine if not any(_alike(engine, other) for other in engines)]
+    # A program after which the engine starts elsewhere is taken to prepare it; any other may be what starts it.
+    reasons = [why for strange in strangers for place, why in strange[-1:] if place not in before]
     if reasons:
         return replace(empty, engines=engines, why=reasons[0])
     if not engines:
@@ -115,7 +123,8 @@ def configuration(
         text = " ".join(word.text or "?" for word in first.words)[:80] or "nothing"
         return replace(empty, why=unknown(place, f"the image starts `{text}`, and no engine was found in it"))
     result = _agreed([engine.result for engine in engines], [engine.place for engine in engines])
-    return Configuration(first, engines, result, _shared([engine.environment for engine in engines]))
+    shared = _shared([engine.environment for engine in engines])
+    return Configuration(first, engines, result, shared, None, together)
 
 
 def _engine(files: Files, launch: Launch, adapters: list[dict[str, Any]] | None) -> tuple[Engine | None, Value | None]:

@@ -49,12 +49,12 @@ class Command:
 
 
 @cache
-def declared() -> list[dict[str, Any]]:
-    """The launchers that are known, from `launchers.yaml`."""
+def declared(section: str = "launchers") -> list[dict[str, Any]]:
+    """The launchers (or `plugins`) that are known, from `launchers.yaml`."""
     import yaml
 
     text = (resources.files("qdc.audit") / "launchers.yaml").read_text()
-    found: list[dict[str, Any]] = yaml.safe_load(text)["launchers"]
+    found: list[dict[str, Any]] = yaml.safe_load(text)[section]
     return found
 
 
@@ -65,7 +65,8 @@ def command(launch: Launch, read: Read, adapters: list[dict[str, Any]] | None = 
     if found is None:
         first = launch.words[0] if launch.words else unknown(place, "a program")
         name = first.text or "a program that is not known"
-        why = first.why or f"{posixpath.basename(name)} is a program, which is not run"
+        there = "/" not in name or read(_absolute(name, launch)) is not None
+        why = first.why or (f"{name} is a program, which is not run" if there else f"{name} is not in the image")
         return Command(why=unknown(place, why))
     kind, name, rest = found
     reasons: list[Value] = []

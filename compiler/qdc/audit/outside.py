@@ -1,5 +1,6 @@
-"""What the engine takes from outside of the image, and variables that change what it computes: both need no claim.
+"""What an image leaves to its user, and variables that change what it computes: faults that need no claim.
 
+`serve.start`: nothing is started, so that `docker run IMAGE serve` ends with 127.
 `serve.offline`: an argument that is a hub's name where a path in the image should be: offline it cannot start, online
 it may drift. `serve.environment`: variables of vLLM that change results and that no document of the image records.
 """
@@ -51,6 +52,21 @@ def outside_facts(
         evidence = [look.configuration(f"ENV {name}={brief(text)}") for name, text in changing.items()]
         problems = [f"{name} changes {RESULTS[name]}, and nothing records it" for name in changing]
         findings.fault("serve.environment", Fact(changing, evidence, problems))
+
+
+def start_fault(look: Look, findings: Findings) -> None:
+    """Neither ENTRYPOINT nor CMD, and no program `serve` on PATH: what is left of a flattened image that holds a model."""
+    settings = look.image.settings
+    if not look.image.image_id or settings.get("Entrypoint") or settings.get("Cmd"):
+        return
+    if not any(path.endswith(".safetensors") for path in look.image.files()):
+        return
+    path = image_environment(look).get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    places = [f"{folder.rstrip('/')}/serve" for folder in path.split(":") if folder]
+    found = [entry for place in places if (entry := look.image.find(place)) is not None and entry.mode & 0o111]
+    if not found:
+        text = "neither ENTRYPOINT nor CMD, and no program serve on PATH: nothing starts"
+        findings.fault("serve.start", Fact(None, [look.configuration("Entrypoint and Cmd are empty")], [text]))
 
 
 def image_environment(look: Look) -> dict[str, str]:

@@ -1,18 +1,25 @@
 """How the image starts and with what settings: the start command, serve.json, the engine, patches, template.
 
-The launcher reads serve.json and nothing else, so serve.json's arguments are the effective ones if, and only if,
-the image starts that launcher: `serve.start` says whether. Where another entrypoint decides, settings given on the
-command line are facts and all others are left unread; nothing is executed.
+The launcher of qdc reads serve.json and nothing else, so serve.json's arguments are the effective ones if, and only
+if, the image starts that launcher: `serve.start` says whether. For any other image the settings in force are followed
+from its first process to the engine (`effective`); nothing is executed.
 """
 
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from importlib import resources
 from typing import Any
 
-from qdc.audit.evidence import Fact, Findings, Look, reason
+from qdc.audit import places
+from qdc.audit.container import Arguments
+from qdc.audit.effective import Configuration, effective_configuration
+from qdc.audit.engine_words import Setting, human
+from qdc.audit.evidence import Evidence, Fact, Findings, Look, reason
+from qdc.audit.launchers import constants, declared
+from qdc.audit.shell_state import Value
 from qdc.core import canonical
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_bytes
@@ -23,23 +30,39 @@ LAUNCHER = "opt/qdc/serving/launcher.py"
 START = [["/usr/bin/python3", f"/{LAUNCHER}"], ["serve"]]
 _DIST = re.compile(r"(?:.*/)?(vllm(?:[_-]\w+)?)-([^/]+)\.dist-info/METADATA")
 _HARMFUL = re.compile(r"(PYTHON|LD_|QDC_)\w*=")
+_REACHES = re.compile(r"(VLLM|EQC|FLA|FLASHINFER|TORCH|PYTORCH|TRITON|HF)_\w+")
 _FIELDS = {
-    "serve.k": ("speculative-config.num_speculative_tokens", int),
     "serve.max_model_len": ("max-model-len", int),
     "serve.max_num_seqs": ("max-num-seqs", int),
     "serve.dtype": ("dtype", str),
 }
+_SPECULATION = {
+    "serve.k": "num_speculative_tokens",
+    "drafter.architecture.prompt_lookup_min": "prompt_lookup_min",
+    "drafter.architecture.prompt_lookup_max": "prompt_lookup_max",
+    "drafter.architecture.max_tree_depth": "suffix_decoding_max_tree_depth",
+    "drafter.architecture.max_cached_requests": "suffix_decoding_max_cached_requests",
+    "drafter.architecture.max_spec_factor": "suffix_decoding_max_spec_factor",
+    "drafter.architecture.min_token_prob": "suffix_decoding_min_token_prob",
+}
 
 
 class Serving:
-    """What the image is started with. `arguments` by name, `target` and `drafter`: model folders or None."""
+    """What the image is started with. `arguments` by name, as far as they are known; `target` and `drafter`: model
 
-    def __init__(self, look: Look, digests: dict[str, str], files: dict[str, str]) -> None:
-        self.look, self.digests, self.files = look, digests, files
+    folders or None; `beaten`: setting -> what ENV says of it, what is in force instead, and where. `run`: the
+    arguments of `docker run`, if it is asked for.
+    """
+
+    def __init__(
+        self, look: Look, digests: dict[str, str], files: dict[str, str], run: Arguments | None = None
+    ) -> None:
+        self.look, self.digests, self.files, self.run = look, digests, files, run
         self.findings = Findings()
         self.serve: dict[str, Any] | None = None
         self.arguments: dict[str, Any] = {}
-        self.where = SERVE
+        self.beaten: dict[str, tuple[Any, Any, list[Evidence]]] = {}
+        self.configuration: Configuration | None = None
         try:
             self.serve = look.json(SERVE)
         except QdcError as error:
@@ -47,7 +70,7 @@ class Serving:
         if self.serve is not None:
             self._of_launcher()
         elif not self.findings.unread:
-            self._of_command_line()
+            self._of_any_image()
         speculation = self.arguments.get("speculative-config")
         self.speculation: dict[str, Any] = speculation if isinstance(speculation, dict) else {}
         self.target = self._folder(self.arguments.get("model"))
@@ -55,10 +78,37 @@ class Serving:
         if self.arguments:
             self._settings()
             self._template()
+            self._beaten()
         self._engine()
 
+    def knows(self, name: str) -> bool:
+        """Whether the value of an argument is known; that it is left to the engine is known too."""
+        if not self.arguments:
+            return False
+        setting = self.setting(name)
+        return setting is None or setting.known
+
+    def setting(self, name: str) -> Setting | None:
+        """An argument with its source, for an image that qdc's launcher does not start."""
+        return self.configuration.result.get(name) if self.configuration is not None else None
+
+    def evidence(self, name: str, text: str) -> list[Evidence]:
+        """Where an argument comes from, and all that it beat; for qdc's launcher its place in serve.json."""
+        if self.configuration is None:
+            return [self._in_serve(name, text)]
+        setting = self.setting(name)
+        if setting is None:
+            return [self.look.configuration(f"{text}: nothing that the image starts with gives {name}")]
+        return places.rows(self.look, setting.source, text)
+
     def _folder(self, value: Any) -> str | None:
-        return value if isinstance(value, str) and value.startswith("/") and self.look.folder(value) else None
+        if not isinstance(value, str) or not value:
+            return None
+        path = posixpath.join(self._cwd(), value) if self.configuration is not None else value
+        return path if path.startswith("/") and self.look.folder(path) else None
+
+    def _cwd(self) -> str:
+        return (self.configuration.start.cwd.text if self.configuration else None) or "/"
 
     def _of_launcher(self) -> None:
         settings, problems = self.look.image.settings, []
@@ -90,62 +140,181 @@ class Serving:
         else:
             self.findings.unread["serve."] = "serve.json lists no arguments"
 
-    def _of_command_line(self) -> None:
-        settings = self.look.image.settings
-        words = [
-            word
-            for name in ("Entrypoint", "Cmd")
-            if isinstance(settings.get(name), list)
-            for word in settings[name]
-            if isinstance(word, str)
-        ]
-        engine = any("vllm" in word for word in words) and not any(word.endswith(".sh") for word in words)
-        if engine and "-c" not in words:
-            self.where = ""
-            self.arguments = arguments(words)
-        text = " ".join(words)[:120] or "nothing"
-        why = f"the image starts `{text}`; a script decides, and it is not run"
-        if self.arguments:
-            self.findings.facts["serve.start"] = Fact(words, [self.look.configuration(f"starts {text}")])
-        else:
-            self.findings.unread["serve."] = why
+    def _of_any_image(self) -> None:
+        found = effective_configuration(self.look.image, self.run)
+        words = [word.text for word in found.start.words]
+        if found.why is not None:
+            text = f"cannot decide: {found.why.why} ({found.why.place})"[:400]
+            self.findings.unread["serve."] = text
+            self.findings.facts["serve.start"] = Fact(
+                words, [*places.rows(self.look, found.why, text)], [], lambda _: [], False
+            )
+            return
+        self.configuration = found
+        rows = [self.look.configuration(f"starts {' '.join(str(word) for word in words)[:120] or 'nothing'}")]
+        for engine in found.engines:
+            rows.append(places.row(self.look, engine.place, "starts the engine"))
+            rows += [places.row(self.look, place, note) for place, note in engine.notes]
+        self.findings.facts["serve.start"] = Fact(words, rows, list(found.result.problems))
+        self.findings.facts["serve.engines"] = Fact(
+            max(found.together, 1), rows[1:], ["several engines are started"] if found.together > 1 else []
+        )
+        for name, setting in found.result.settings.items():
+            if setting.known:
+                self.arguments[name] = setting.value
+        self.arguments.setdefault("", [])
+        self._environment(found)
+
+    def _environment(self, found: Configuration) -> None:
+        for name, value in sorted(found.environment.items()):
+            if not _REACHES.fullmatch(name):
+                continue
+            id = f"serve.environment[{name}]"
+            if not value.known:
+                self.findings.unread[id] = _undecided(value)
+                continue
+            self.findings.facts[id] = Fact(value.text, places.rows(self.look, value, f"{name}={value.text}"))
+            self._against_env(id, value, lambda text: text)
+
+    def _against_env(self, id: str, value: Value, read: Any) -> None:
+        """What the image's ENV says of a setting that another file or line decides otherwise."""
+        if value.place.kind == "docker run":
+            return
+        held = read(value.text) if value.known else None
+        for loser in value.beat:
+            told = read(loser.text) if loser.place.kind == "ENV" and loser.known else None
+            if told is not None and told != held:
+                rows = [
+                    self.look.configuration(f"ENV: {loser.text}"[:200]),
+                    *places.rows(self.look, value, f"{held}")[:1],
+                ]
+                self.beaten[id] = (told, held, rows)
+
+    def _beaten(self) -> None:
+        """`image.env`: settings that ENV gives and that something later beats: who reads ENV alone is misled."""
+        if self.beaten:
+            value = {id: {"env": told, "in_force": held} for id, (told, held, _) in sorted(self.beaten.items())}
+            rows = [row for _, _, found in self.beaten.values() for row in found]
+            problems = [
+                f"ENV says {id} {told}, in force is {held}" for id, (told, held, _) in sorted(self.beaten.items())
+            ]
+            self.findings.fault("image.env", Fact(value, rows, problems))
 
     def _settings(self) -> None:
-        for id, (path, kind) in _FIELDS.items():
-            value: Any = self.arguments
-            for part in path.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
+        self._speculation()
+        for id, (name, kind) in _FIELDS.items():
+            setting = self.setting(name)
+            if setting is not None and not setting.known:
+                self.findings.unread[id] = _undecided(setting.source)
+                continue
+            value = self.arguments.get(name)
             if value is None:
-                if id != "serve.k":
-                    self.findings.unread[id] = "left to the engine's default"
-                    continue
-            elif kind is int:
-                try:
-                    value = int(value)
-                except (TypeError, ValueError):
-                    self.findings.unread[id] = f"{value!r} is not a number"
-                    continue
-            self.findings.facts[id] = Fact(value, [self._argument(path.split(".")[-1], value)])
+                self.findings.unread[id] = "left to the engine's default"
+                continue
+            read = _number if kind is int else _text
+            told = read(value)
+            if told is None:
+                self.findings.unread[id] = f"{value!r} is not a number"
+                continue
+            self.findings.facts[id] = Fact(told, self.evidence(name, f"{name} {value}"))
+            if setting is not None:
+                self._against_env(id, setting.source, read)
+        self._caching()
+        if self.configuration is not None:
+            for name, setting in sorted(self.configuration.result.settings.items()):
+                id = f"serve.arguments[{name}]"
+                if setting.known:
+                    self.findings.facts[id] = Fact(setting.value, self.evidence(name, f"--{name}"))
+                else:
+                    self.findings.unread[id] = _undecided(setting.source)
+
+    def _speculation(self) -> None:
+        """K and what kinds without weights are told, from the speculative configuration."""
+        setting = self.setting("speculative-config")
+        if setting is not None and not setting.known:
+            self.findings.unread["serve.k"] = _undecided(setting.source)
+            return
+        for id, key in _SPECULATION.items():
+            value = self.speculation.get(key)
+            if value is None and id != "serve.k":
+                continue
+            if value is None and self.speculation:
+                self.findings.unread[id] = "left to the engine's default"
+                continue
+            told = _number(value) if type(value) is str and id == "serve.k" else value
+            self.findings.facts[id] = Fact(told, self.evidence("speculative-config", f"{key} {value}"))
+        if setting is not None:
+            self._against_env("serve.k", setting.source, lambda text: _inside(text, "num_speculative_tokens"))
+            self._against_env("drafter.kind", setting.source, lambda text: _inside(text, "method"))
+
+    def _caching(self) -> None:
+        on, off = self.setting("enable-prefix-caching"), self.setting("no-enable-prefix-caching")
+        for setting in (on, off):
+            if setting is not None and not setting.known:
+                self.findings.unread["serve.engine.prefix_caching"] = _undecided(setting.source)
+                return
         caching = "enable-prefix-caching" in self.arguments
         if caching or "no-enable-prefix-caching" in self.arguments:
             both = caching and "no-enable-prefix-caching" in self.arguments
             name = "enable-prefix-caching" if caching else "no-enable-prefix-caching"
             self.findings.facts["serve.engine.prefix_caching"] = Fact(
-                caching, [self._argument(name, caching)], ["it is switched on and off"] if both else []
+                caching, self.evidence(name, f"--{name}"), ["it is switched on and off"] if both else []
             )
 
-    def _argument(self, name: str, value: Any) -> dict[str, Any]:
-        """Evidence for one engine argument: its place in serve.json, or the image's command line."""
-        if not self.where:
-            return self.look.configuration(f"{name} {value}")
-        data = self.look.image.read(self.where)
-        for needle in (f'\\"{name}\\":{json.dumps(value)}', f'\\"{name}\\": {json.dumps(value)}', f'"--{name}"'):
+    def _in_serve(self, name: str, text: str) -> Evidence:
+        """Evidence for one engine argument: its place in serve.json."""
+        data, value = self.look.image.read(SERVE), self.arguments.get(name)
+        key, _, shown = text.partition(" ")
+        inner = value.get(key) if isinstance(value, dict) else value
+        for needle in (f'\\"{key}\\":{json.dumps(inner)}', f'\\"{key}\\": {json.dumps(inner)}', f'"--{name}"'):
             if needle.encode() in data:
-                return self.look.spot(self.where, needle.encode(), f"{name} {value}")
-        return self.look.at(self.where, f"{name}: {value}")
+                return self.look.spot(SERVE, needle.encode(), text)
+        return self.look.at(SERVE, f"{key}: {shown}")
+
+    def plugin_window(self, findings: Findings) -> None:
+        """`drafter.swa.*` where a plugin of the engine takes the window from a variable (`launchers.yaml`)."""
+        if self.configuration is None or "drafter.swa.window" not in findings.facts:
+            return
+        for plugin in declared("plugins"):
+            path = next(
+                (path for path in self.look.image.files() if path.endswith(f"{plugin['package']}/__init__.py")), ""
+            )
+            value = self.configuration.environment.get(plugin["window"])
+            if not path or value is None or value.text == "":
+                continue
+            text = self.look.image.read(path).decode("utf-8", "replace")
+            line = constants(text, f"/{path}").names.get(plugin["window"])
+            if line is None:
+                continue
+            if not value.known:
+                findings.facts.pop("drafter.swa.window")
+                findings.unread["drafter.swa.window"] = _undecided(value)
+                return
+            if not re.fullmatch(r"\s*[1-9]\d*\s*", str(value.text)):
+                return  # The plugin ignores what is no number.
+            note = f"the plugin {plugin['name']} reads {plugin['window']} ({plugin['source']})"
+            rows = [
+                *places.rows(self.look, value, f"{plugin['window']}={value.text}"),
+                places.row(self.look, places.file(path, line), note),
+                *findings.facts["drafter.swa.window"].evidence[:2],
+            ]
+            window, stored = int(str(value.text)), findings.facts["drafter.swa.window"].value
+            findings.facts["drafter.swa.window"] = _told(window, rows, (window, stored))
+            findings.facts["drafter.swa.semantics"] = _told(plugin["semantics"], rows[:2], (plugin["semantics"],))
+            static = self.configuration.environment.get(plugin["static"])
+            if static is None or static.known:
+                apply = "always" if static is not None and static.text == "1" else "above-window"
+                findings.facts["drafter.swa.apply"] = _told(apply, rows[:2], (apply,))
+            return
 
     def _template(self) -> None:
+        setting = self.setting("chat-template")
+        if setting is not None and not setting.known:
+            self.findings.unread["serve.chat_template"] = _undecided(setting.source)
+            return
         path = self.arguments.get("chat-template")
+        if isinstance(path, str) and self.configuration is not None:
+            path = posixpath.join(self._cwd(), path)
         if not isinstance(path, str):
             path = f"{self.target}/chat_template.jinja" if self.target else None
         if path is None or self.look.image.find(path) is None:
@@ -176,6 +345,37 @@ class Serving:
             problems = [f"several versions are installed: {', '.join(found)}"] if len(found) > 1 else []
             evidence = [row for version in found for row in versions[version]]
             self.findings.facts["serve.engine.vllm"] = Fact(found[0], evidence, problems)
+
+
+def _told(value: Any, rows: list[Evidence], possible: tuple[Any, ...]) -> Fact:
+    """What a plugin is told by a variable: it is not run, so that what it does with it is not proved."""
+
+    def against(claimed: Any) -> list[str]:
+        shown = " or ".join("none" if item is None else str(item) for item in possible)
+        return [] if claimed in possible else [f"the bytes say {shown}, not {claimed}"]
+
+    return Fact(value, rows, [], against, False)
+
+
+def _undecided(value: Value) -> str:
+    return f"cannot decide: {value.why or 'it is not known'} ({value.place})"[:400]
+
+
+def _number(value: Any) -> int | None:
+    return value if type(value) is int else human(value.strip()) if isinstance(value, str) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _inside(text: str, key: str) -> Any:
+    """A field of a JSON object in a text."""
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return table.get(key) if isinstance(table, dict) else None
 
 
 def _known(digest: str | None) -> str:

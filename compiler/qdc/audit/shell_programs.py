@@ -162,7 +162,7 @@ class Programs(Expander):
         """How to read the shell script that the first word names; None if it names none."""
         name = words[0].text or ""
         base = posixpath.basename(name)
-        if base in SHELLS or re.fullmatch(r"python[\d.]*", base) or "/" not in name and base in HARMLESS:
+        if base in SHELLS or re.fullmatch(r"python[\d.]*", base) or ("/" not in name and base in HARMLESS):
             return None
         if self.state.lost is not None and "/" in name:
             return None

@@ -26,7 +26,7 @@ class Place:
 
     def __str__(self) -> str:
         if self.kind == "file":
-            return f"{self.path}:{self.line}"
+            return self.path.strip("()") if self.path.startswith("(") else f"{self.path}:{self.line}"
         return "image configuration ENV" if self.kind == "ENV" else self.kind
 
 

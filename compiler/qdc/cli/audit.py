@@ -25,12 +25,13 @@ WORST = (1, COULD_NOT, 3, 0)
 
 @dataclass(frozen=True)
 class Asked:
-    """What every image is asked. `expect`: the ID of each image, in order, or of none; `digests`: see `audit`."""
+    """What every image is asked. `expect`: the ID of each, in order, or of none; `digests`, `run`: see `audit`."""
 
     recipe: dict[str, Any] | None
     require: list[str]
     expect: list[str]
     digests: bool | None
+    run: str | None
 
 
 def main(arguments: list[str]) -> int:
@@ -49,6 +50,9 @@ def main(arguments: list[str]) -> int:
         default=[],
         metavar="PATH=VALUE",
         help="a claim to check, e.g. serve.k=15 (repeatable)",
+    )
+    options.add_argument(
+        "--run", metavar="ARGUMENTS", help='what follows `docker run`, e.g. --run "-e K=4 IMAGE serve" (default: none)'
     )
     options.add_argument(
         "--expect",
@@ -83,9 +87,12 @@ def main(arguments: list[str]) -> int:
 def _asked(given: argparse.Namespace) -> Asked:
     """Checked before any image is opened. Raises QdcError on wrong use."""
     from qdc.audit.claims import requirement
+    from qdc.audit.container import run_arguments
 
     for text in given.require:
         requirement(text)
+    if given.run is not None:
+        run_arguments(given.run)
     if given.expect and len(given.expect) != len(given.images):
         raise QdcError(
             "audit.expect",
@@ -97,7 +104,7 @@ def _asked(given: argparse.Namespace) -> Asked:
         from qdc.recipe.load import load
 
         recipe = load(given.recipe).data
-    return Asked(recipe, given.require, given.expect, given.digests)
+    return Asked(recipe, given.require, given.expect, given.digests, given.run)
 
 
 def _print(report: Mapping[str, Any], as_json: bool, blank: bool) -> int:
@@ -133,11 +140,13 @@ def _check(reference: Reference, asked: Asked, expect: str | None, **shown: Any)
     from qdc.audit.audit import audit
     from qdc.audit.images import open_image
 
-    with open_image(
-        str(reference.place),
-        reference.name,
-        shown=shown.get("shown"),
-        prints=shown.get("prints"),
-        digests=asked.digests,
-    ) as reader:
-        return audit(reader, recipe=asked.recipe, require=asked.require, expect=expect, digests=asked.digests)
+    place, name = str(reference.place), reference.name
+    with open_image(place, name, digests=asked.digests, **shown) as reader:
+        return audit(
+            reader,
+            recipe=asked.recipe,
+            require=asked.require,
+            expect=expect,
+            digests=asked.digests,
+            run=asked.run,
+        )
