@@ -32,6 +32,9 @@ from qdc.image.credentials import Credentials
 from qdc.image.reference import HUB, Reference, is_loopback
 
 TIMEOUT_S = (20.0, 60.0)
+"""To connect, and between bytes of an answer."""
+UPLOAD_S = (60.0, 900.0)
+"""For bodies: some registries read a blob of GB once more before they answer."""
 PAUSES_S = (0.3, 1.0, 3.0)
 """Between tries of a request that brought nothing."""
 REDIRECTS = 5
@@ -263,7 +266,7 @@ class Wire:
         headers: Mapping[str, str],
         body: Body | None = None,
         size: int = 0,
-        timeout: tuple[float, float] = TIMEOUT_S,
+        timeout: tuple[float, float] | None = None,
     ) -> Answer:
         """Raises Dropped where no answer comes, QdcError `registry.tls` where the server is not trusted."""
         self.counts.requests += 1
@@ -275,7 +278,7 @@ class Wire:
                 headers={"User-Agent": f"qdc/{__version__}", "Accept-Encoding": "identity", **headers},
                 data=data,
                 proxies=requests.utils.get_environ_proxies(url),
-                timeout=timeout,
+                timeout=timeout or (UPLOAD_S if size else TIMEOUT_S),
                 allow_redirects=False,
                 stream=True,
             )
