@@ -53,7 +53,8 @@ class Fake:
     `auth`: "", "basic" or "bearer"; `realm`: who hands out tokens, if not the third server.
     `breaks`: digest -> bytes after which each next answer (or upload) breaks off, first to last.
     `whole`: answers with the whole blob where a part was asked for. `serves`: digest -> other bytes that are sent.
-    `redirects`: digest -> URL. `elsewhere`: redirects every blob to the second server.
+    `redirects`: digest -> URL; `padding`: bytes of
+    their bodies. `elsewhere`: redirects every blob to the second server.
     `answers`: (method, part of the path) -> statuses of the next answers. `says`: digest that it claims of a manifest.
     `room`: bytes that uploads may take, or None. `forgets`: says 201 to an upload that it does not keep.
     `resumes`: whether a broken upload can go on. `uploads_at`: where it sends uploads, if not to itself.
@@ -67,6 +68,7 @@ class Fake:
     whole: bool = False
     serves: dict[str, bytes] = field(default_factory=dict)
     redirects: dict[str, str] = field(default_factory=dict)
+    padding: int = 0
     elsewhere: bool = False
     answers: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     says: str = ""
@@ -181,7 +183,7 @@ def _handler(fake: Fake, name: str) -> type[BaseHTTPRequestHandler]:
             elif found := re.fullmatch(r"/v2/(.+)/blobs/(sha256:[0-9a-f]{64})", path):
                 digest = found[2]
                 if digest in fake.redirects:
-                    self.answer(307, b"", Location=fake.redirects[digest])
+                    self.answer(307, bytes(fake.padding), Location=fake.redirects[digest])
                 elif fake.elsewhere and digest in fake.blobs:
                     self.answer(307, b"", Location=f"{fake.store_url}/{digest}")
                 else:
