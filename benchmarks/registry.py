@@ -46,6 +46,7 @@ def main() -> int:
     options.add_argument("--store", type=Path, help="a store that may have micro's stages")
     options.add_argument("--gib", type=float, default=1.0, help="size of the target's weights in the second part")
     given = options.parse_args()
+    load = " ".join(f"{figure:.2f}" for figure in os.getloadavg())
     with tempfile.TemporaryDirectory(prefix="qdc-registry-") as name:
         folder = Path(name)
         with real_registry.serving(folder / "registry", "basic") as host:
@@ -53,7 +54,7 @@ def main() -> int:
             built = _built(folder, given.store or folder / "store", host)
             large = _large(folder, given.gib, host)
     head = ["image", "bytes of the image", "blobs sent", "bytes sent", "s", "MB/s"]
-    print("## What a registry is sent\n\n" + "\n".join(machine.lines()))
+    print("## What a registry is sent\n\n" + "\n".join(machine.lines(f"load average when it began: {load}")))
     how = "Debian's docker-registry on loopback, TLS, basic login"
     print(f"\n`python benchmarks/registry.py --gib {given.gib:g}`; {how}.\n")
     print("\n".join(["| " + " | ".join(head) + " |", "|---" + "|---:" * 5 + "|"]))

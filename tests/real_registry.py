@@ -1,7 +1,7 @@
 """Debian's docker-registry on this machine for tests: with TLS, and basic or bearer logins.
 
 Started as a process of the test's own on a free port and ended by its id. Tokens are handed out by a small server here,
-signed with openssl.
+signed with the registry's own key.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, utils
 from registry_server import USER, authority, basic
 
 PROGRAM = "docker-registry"
@@ -121,19 +123,10 @@ def token(tls: Path, scopes: list[str]) -> str:
     certificate = "".join((tls / "server.crt").read_text().split("\n")[1:-2])
     head = {"typ": "JWT", "alg": "ES256", "x5c": [certificate]}
     text = ".".join(_urlsafe(json.dumps(part).encode()) for part in (head, claims))
-    words = ["openssl", "dgst", "-sha256", "-sign", str(tls / "server.key")]
-    der = subprocess.run(words, input=text.encode(), capture_output=True, check=True).stdout
-    return f"{text}.{_urlsafe(_fixed(der))}"
-
-
-def _fixed(der: bytes) -> bytes:
-    """An ECDSA signature as two numbers of 32 bytes, from its DER form."""
-    at, numbers = 2, []
-    for _ in range(2):
-        length = der[at + 1]
-        numbers.append(int.from_bytes(der[at + 2 : at + 2 + length], "big"))
-        at += 2 + length
-    return b"".join(number.to_bytes(32, "big") for number in numbers)
+    key = serialization.load_pem_private_key((tls / "server.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    numbers = utils.decode_dss_signature(key.sign(text.encode(), ec.ECDSA(hashes.SHA256())))
+    return f"{text}.{_urlsafe(b''.join(number.to_bytes(32, 'big') for number in numbers))}"
 
 
 def _urlsafe(data: bytes) -> str:

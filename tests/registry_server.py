@@ -11,15 +11,21 @@ import hashlib
 import json
 import re
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 USER, PASSWORD = "ann", "open sesame"
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -53,7 +59,8 @@ class Fake:
     `auth`: "", "basic" or "bearer"; `realm`: who hands out tokens, if not the third server.
     `breaks`: digest -> bytes after which each next answer (or upload) breaks off, first to last.
     `whole`: answers with the whole blob where a part was asked for. `serves`: digest -> other bytes that are sent.
-    `redirects`: digest -> URL. `elsewhere`: redirects every blob to the second server.
+    `redirects`: digest -> URL; `padding`: bytes of
+    their bodies. `elsewhere`: redirects every blob to the second server.
     `answers`: (method, part of the path) -> statuses of the next answers. `says`: digest that it claims of a manifest.
     `room`: bytes that uploads may take, or None. `forgets`: says 201 to an upload that it does not keep.
     `resumes`: whether a broken upload can go on. `uploads_at`: where it sends uploads, if not to itself.
@@ -67,6 +74,7 @@ class Fake:
     whole: bool = False
     serves: dict[str, bytes] = field(default_factory=dict)
     redirects: dict[str, str] = field(default_factory=dict)
+    padding: int = 0
     elsewhere: bool = False
     answers: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     says: str = ""
@@ -128,19 +136,28 @@ class _Server(ThreadingHTTPServer):
 
 
 def authority(folder: Path) -> Path:
-    """Make a CA and a certificate for this machine with openssl: `ca.crt`, `server.crt`, `server.key` in `folder`."""
+    """Make a CA and a certificate for this machine: `ca.crt`, `server.crt`, `server.key` in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
-    (folder / "names").write_text(names)
-    for words in (
-        ["req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=test CA"],
-        ["req", *key[:-2], "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost"],
-        ["x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
-         "-extfile", "names", "-out", "server.crt"],
-    ):  # fmt: skip
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    ca_name, name = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in ("test CA", "localhost"))
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
+    ca = _certificate(ca_name, ca_key.public_key(), ca_name, ca_key, x509.BasicConstraints(ca=True, path_length=None))
+    server = _certificate(name, key.public_key(), ca_name, ca_key, names)
+    (folder / "ca.crt").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+    (folder / "server.crt").write_bytes(server.public_bytes(serialization.Encoding.PEM))
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    (folder / "server.key").write_bytes(key.private_bytes(*form))
     return folder
+
+
+def _certificate(
+    name: x509.Name, key: Any, issuer: x509.Name, issuer_key: Any, extension: x509.ExtensionType
+) -> x509.Certificate:
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key)
+    made = made.serial_number(x509.random_serial_number()).add_extension(extension, critical=False)
+    made = made.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=2))
+    return made.sign(issuer_key, hashes.SHA256())
 
 
 def _handler(fake: Fake, name: str) -> type[BaseHTTPRequestHandler]:
@@ -181,7 +198,7 @@ def _handler(fake: Fake, name: str) -> type[BaseHTTPRequestHandler]:
             elif found := re.fullmatch(r"/v2/(.+)/blobs/(sha256:[0-9a-f]{64})", path):
                 digest = found[2]
                 if digest in fake.redirects:
-                    self.answer(307, b"", Location=fake.redirects[digest])
+                    self.answer(307, bytes(fake.padding), Location=fake.redirects[digest])
                 elif fake.elsewhere and digest in fake.blobs:
                     self.answer(307, b"", Location=f"{fake.store_url}/{digest}")
                 else:

@@ -229,6 +229,8 @@ def test_damage_is_found_and_only_that_is_rebuilt(micro: Micro, tmp_path: Path) 
         (["why", "frob", "{recipe}"], 2, "no stage `frob`"),
         (["export", "@99", "archive:x.tar"], 2, "has"),
         (["export", "@1", "nowhere:x"], 2, "is no destination"),
+        (["export", "@1", "registry:Team/demo"], 2, "`Team/demo` names no image of a registry"),
+        (["export", "@1", "registry:127.0.0.1:1/demo"], 4, "127.0.0.1:1: it cannot be reached"),
         (["audit", "archive:none.tar"], 4, "none.tar"),
         (["show", "frob"], 2, "names no image"),
     ],

@@ -63,6 +63,21 @@ def test_nothing_is_fresh_before_it() -> None:
     assert set(planned.names("stale")) == {"prompts:heldout", "base-image", "runtime"}
 
 
+REF = "image.base={ref: example.org/base@sha256:" + "1" * 64 + "}"
+
+
+def test_a_given_base_reruns_what_stands_on_it_alone_and_counts_by_its_content() -> None:
+    locked = {**FACTS, "sources": {"image.base": "a" * 64}}
+    assert not_fresh(plan(instances(REF, facts=locked), BASE.get)) == {"base-image", "runtime", "image"}
+    records = built(instances(REF, facts=locked))
+    other = REF.replace("example.org", "mirror.org")
+    assert not_fresh(plan(instances(other, facts=locked), records.get)) == {"image"}, "its name is in the manifest"
+    moved = {**FACTS, "sources": {"image.base": "b" * 64}}
+    assert not_fresh(plan(instances(REF, facts=moved), records.get)) == {"base-image", "image"}
+    waiting = plan(instances(REF), records.get)
+    assert waiting.names("waiting") == ["base-image", "image"], "a lock must name its bytes first"
+
+
 AFTER_TARGET = {
     "pack-target",
     "corpus:target_corpus",

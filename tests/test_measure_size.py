@@ -85,3 +85,21 @@ def test_a_base_of_unknown_size_is_said_so_and_decides_nothing(root: Path) -> No
     loaded = load(root / "recipes" / "qwen35-4b-nota.yaml", [text])
     made = image_size(loaded.data, hub_facts.facts_for(loaded), Past(), set())
     assert (made.unknown, made.fits) == (("base",), None)
+
+
+def test_a_given_base_is_known_as_it_is_stored(root: Path) -> None:
+    loaded = load(root / "recipes" / "qwen35-4b-nota.yaml")
+    facts = hub_facts.facts_for(loaded)
+    given = {"ref": "example.org/mine@sha256:" + "1" * 64}
+    deploy = {**loaded.data["deploy"], "size_limit": {"bytes": 20e9, "of": "docker-save-gzip"}}
+    recipe = {**loaded.data, "image": {"base": given}, "deploy": deploy}
+    made = image_size(recipe, facts, Past(), set(), 12_000_000_000)
+    assert made.unknown == () and made.layers[0].what == "base" and made.layers[0].figure.assumed
+    assert made.layers[0].figure.value == round(2.4 * 12e9)
+    past = Past(layers={"base": 28_600_000_000}, layers_of="b")
+    known = image_size(recipe, facts, past, {"base-image"}, 12_000_000_000)
+    assert known.layers[0].figure.value == 28_600_000_000 and not known.layers[0].figure.assumed
+    for found in (made, known):
+        assert found.compressed is not None and 12e9 < found.compressed.value < 20e9 and found.fits
+    recipe["image"] = {"base": {"archive": "base.tar"}}
+    assert image_size(recipe, facts, Past(), set(), 5_000_000_000).layers[0].figure.value == 5_000_000_000

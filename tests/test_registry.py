@@ -446,7 +446,16 @@ def test_what_another_server_asks_for_is_not_answered(fake: Fake, tmp_path: Path
 
 @pytest.mark.parametrize(
     "place",
-    ["http://example.com/x", "ftp://example.com/x", "file:///etc/passwd", "http://user:word@127.0.0.1/x", "//"],
+    [
+        "http://example.com/x",
+        "ftp://example.com/x",
+        "file:///etc/passwd",
+        "http://user:word@127.0.0.1/x",
+        "//",
+        "http://127.0.0.1:99999/x",
+        "http://[::1/x",
+        "http://127.0.0.1:a/x",
+    ],
 )
 def test_redirects_that_lead_astray_are_not_followed(fake: Fake, place: str) -> None:
     digest = fake.add(b"data")
@@ -462,6 +471,14 @@ def test_redirects_have_an_end(fake: Fake) -> None:
     with client(fake) as opened, pytest.raises(QdcError, match="more than 5 times"):
         opened.blob_size(digest)
     assert len(fake.asked("HEAD", digest)) == 6
+
+
+def test_the_body_of_a_redirect_is_not_read(fake: Fake) -> None:
+    first, second = fake.add(b"first"), fake.add(b"second")
+    fake.redirects[first], fake.padding = f"/v2/team/model/blobs/{second}", 30_000_000
+    with client(fake) as opened:
+        assert opened.blob_range(first, 0, 5) == b"second"
+        assert opened.counts.received < 100 and fake.asked("GET", first)[0].sent == 0
 
 
 # TLS

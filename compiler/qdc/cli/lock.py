@@ -68,7 +68,7 @@ def _print(recipe: Path, path: Path, rows: list[dict[str, Any]], written: bool) 
     width = max(len(row["path"]) for row in rows)
     for row in rows:
         came = f"fetched {size_text(row['fetched'])}" if row["fetched"] else "nothing to fetch"
-        left = f", {len(row['missing'])} left on the hub" if row["missing"] else ""
+        left = f", {len(row['missing'])} left where they are" if row["missing"] else ""
         print(f"{row['path'].ljust(width)}  {row['files']} files, {size_text(row['bytes'])}: {came}{left}")
     print(f"wrote {path}" if written else f"{path} is up to date")
 

@@ -25,7 +25,8 @@ from qdc.image.layers import VirtualImage, read_image
 from qdc.image.reference import Reference
 from qdc.image.registry import Registry
 from qdc.image.tar import Resolve
-from qdc.image.wire import PAUSES_S, Dropped
+from qdc.image.transport import Dropped
+from qdc.image.wire import PAUSES_S
 
 _BROKEN = "no tag points at it; look at the registry's own log and storage"
 _BYTES = {"Content-Type": "application/octet-stream"}

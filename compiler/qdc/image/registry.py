@@ -20,7 +20,8 @@ from qdc.core.files import CHUNK, sha256_bytes
 from qdc.formats.oci import as_object, parse_json
 from qdc.image.credentials import Credentials, Logins
 from qdc.image.reference import Reference, is_digest, parse
-from qdc.image.wire import PAUSES_S, Answer, Counts, Dropped, Wire
+from qdc.image.transport import Answer, Counts, Dropped
+from qdc.image.wire import PAUSES_S, Wire
 
 __all__ = ["Document", "Reference", "Registry", "connect", "parse", "platform_manifest"]
 

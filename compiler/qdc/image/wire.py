@@ -10,117 +10,24 @@ from __future__ import annotations
 import contextlib
 import http
 import json
-import os
 import re
-import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from http.cookiejar import DefaultCookiePolicy
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode, urljoin, urlsplit
+from collections.abc import Iterator, Mapping
+from urllib.parse import SplitResult, urlencode, urljoin, urlsplit
 
-import requests
-import requests.utils
-import urllib3.exceptions
-
-from qdc import __version__
 from qdc.core.errors import COULD_NOT, QdcError
-from qdc.core.files import CHUNK
 from qdc.image.credentials import Credentials
 from qdc.image.reference import HUB, Reference, is_loopback
+from qdc.image.transport import SHORT, Answer, Body, Counts, Dropped, Transport, Untrusted, origin
 
-TIMEOUT_S = (20.0, 60.0)
 PAUSES_S = (0.3, 1.0, 3.0)
 """Between tries of a request that brought nothing."""
 REDIRECTS = 5
 TOKEN_LIMIT = 256 << 10
-_SHORT = 16 << 10
 _PASSING = (408, 429, 500, 502, 503, 504)
 _LATER = "run the same command again when it is back"
 _ASTRAY = "look at the address, and at how the registry says its own (behind a proxy: its external URL)"
 _PROBE_S = 5.0
-
-Body = Callable[[], Iterator[bytes]]
-"""Makes the bytes to send; asked anew for every try."""
-Origin = tuple[str, str, int]
-
-
-@dataclass
-class Counts:
-    """Requests sent, bytes of their answers that were read, bytes of bodies that were sent."""
-
-    requests: int = 0
-    received: int = 0
-    sent: int = 0
-
-
-class Dropped(Exception):
-    """A connection that ended too early; a later try may do."""
-
-
-class Answer:
-    """An open answer. `read` raises Dropped where the connection ends before the body does."""
-
-    def __init__(self, response: requests.Response, counts: Counts) -> None:
-        self.response, self.counts = response, counts
-        self.status = response.status_code
-        self.headers: Mapping[str, str] = response.headers
-        self.url = str(response.url)
-
-    @property
-    def length(self) -> int | None:
-        """Bytes of the whole body, where the answer says so."""
-        text = self.headers.get("Content-Length", "")
-        return int(text) if text.isdecimal() else None
-
-    def read(self, limit: int) -> bytes:
-        """At most `limit` bytes more; b"" at the end."""
-        try:
-            data = self.response.raw.read(limit, decode_content=False)
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise Dropped(_reason(error)) from None
-        self.counts.received += len(data)
-        return bytes(data)
-
-    def whole(self, limit: int) -> bytes | None:
-        """The body, or None where it has more than `limit` bytes: the rest is then not read."""
-        if self.length is not None and self.length > limit:
-            return None
-        parts: list[bytes] = []
-        size = 0
-        while chunk := self.read(min(CHUNK, limit + 1 - size)):
-            parts.append(chunk)
-            size += len(chunk)
-            if size > limit:
-                return None
-        return b"".join(parts)
-
-    def close(self) -> None:
-        """What is left of a short body is read, so that the connection serves again; a long one ends it."""
-        if self.response.request.method == "HEAD" or (self.length or 0) <= _SHORT:
-            with contextlib.suppress(Dropped):
-                self.read(_SHORT)
-        self.response.close()
-
-
-class _Sized:
-    """A body of known size as `requests` sends it: streamed, with a Content-Length."""
-
-    def __init__(self, body: Body, size: int, counts: Counts) -> None:
-        self.body, self.size, self.counts = body, size, counts
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self.body():
-            yield chunk
-            self.counts.sent += len(chunk)
 
 
 class Wire:
@@ -128,13 +35,13 @@ class Wire:
 
     def __init__(self, reference: Reference, credentials: Credentials | None, ca: str | None) -> None:
         self.reference, self._credentials = reference, credentials
-        self.counts = Counts()
+        self._transport = Transport(ca)
         self._authorization: str | None = None
         self._place: str | None = None
-        self._session = requests.Session()
-        self._session.trust_env = False  # No .netrc: its passwords are for other uses.
-        self._session.verify = _trusted(ca)
-        self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+
+    @property
+    def counts(self) -> Counts:
+        return self._transport.counts
 
     # What the caller asks for
 
@@ -188,7 +95,7 @@ class Wire:
         return self.error("dropped", f"the connection broke off: {why}", _LATER)
 
     def close(self) -> None:
-        self._session.close()
+        self._transport.close()
 
     # Tries
 
@@ -214,7 +121,7 @@ class Wire:
         """The answer to a request that says who asks, if the registry wants to know."""
         answer = self._followed(method, path, headers, body, size)
         challenge = answer.headers.get("WWW-Authenticate")
-        if answer.status == 401 and challenge and _origin(answer.url) == _origin(self._url(path)):
+        if answer.status == 401 and challenge and origin(answer.url) == origin(self._url(path)):
             answer.close()
             if self._introduce(challenge):
                 return self._followed(method, path, headers, body, size)
@@ -225,7 +132,7 @@ class Wire:
 
     def _followed(self, method: str, path: str, headers: Mapping[str, str], body: Body | None, size: int) -> Answer:
         url = self._url(path)
-        home = _origin(url)
+        home = origin(url)
         known = True
         for _ in range(REDIRECTS + 1):
             sent = {**headers}
@@ -239,13 +146,12 @@ class Wire:
             if method not in ("GET", "HEAD"):
                 raise self.error("redirect", "it sends an upload on to another place, which is not followed", _ASTRAY)
             url = self._onward(url, place)
-            known = known and _origin(url) == home
+            known = known and origin(url) == home
         raise self.error("redirect", f"it sends a request around more than {REDIRECTS} times", _ASTRAY)
 
     def _onward(self, url: str, place: str) -> str:
         """Where a redirect leads. Raises QdcError `registry.redirect` where it must not be followed."""
-        onward = urljoin(url, place)
-        parts = urlsplit(onward)
+        onward, parts = self._joined(url, place)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
             raise self.error("redirect", f"it sends a request on to `{parts.scheme}:`, which is not followed", _ASTRAY)
         if parts.scheme == "http" and (urlsplit(url).scheme == "https" or not is_loopback(parts.hostname)):
@@ -263,39 +169,34 @@ class Wire:
         headers: Mapping[str, str],
         body: Body | None = None,
         size: int = 0,
-        timeout: tuple[float, float] = TIMEOUT_S,
+        timeout: tuple[float, float] | None = None,
     ) -> Answer:
         """Raises Dropped where no answer comes, QdcError `registry.tls` where the server is not trusted."""
-        self.counts.requests += 1
-        data: Any = _Sized(body, size, self.counts) if body is not None and size else b"" if body is not None else None
         try:
-            response = self._session.request(
-                method,
-                url,
-                headers={"User-Agent": f"qdc/{__version__}", "Accept-Encoding": "identity", **headers},
-                data=data,
-                proxies=requests.utils.get_environ_proxies(url),
-                timeout=timeout,
-                allow_redirects=False,
-                stream=True,
-            )
-        except requests.exceptions.SSLError as error:
-            host = urlsplit(url).netloc
+            return self._transport.send(method, url, headers, body, size, timeout)
+        except Untrusted as error:
             hint = "name the CA that signed its certificate: QDC_REGISTRY_CA=FILE (or SSL_CERT_FILE=FILE)"
-            raise self.error("tls", f"{host} is not trusted: {_reason(error)}", hint) from None
-        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
-            raise Dropped(_reason(error)) from None
-        return Answer(response, self.counts)
+            raise self.error("tls", str(error), hint) from None
 
     def _url(self, path: str) -> str:
         """`path` at the registry. A URL must be the registry's own: it gets credentials and contents."""
         if self._place is None:
             self._place = f"{self._scheme()}://{self.reference.address}"
-        url = urljoin(self._place + "/", path)
-        if _origin(url) != _origin(self._place) or "@" in urlsplit(url).netloc:
-            message = f"it names a place on {urlsplit(url).hostname}, to which nothing is sent"
+        url, parts = self._joined(self._place + "/", path)
+        if origin(url) != origin(self._place) or "@" in parts.netloc:
+            message = f"it names a place on {parts.hostname}, to which nothing is sent"
             raise self.error("redirect", message, _ASTRAY)
         return url
+
+    def _joined(self, url: str, place: str) -> tuple[str, SplitResult]:
+        """A place that the registry names, seen from `url`. Raises QdcError where it is no address."""
+        try:
+            joined = urljoin(url, place)
+            parts = urlsplit(joined)
+            origin(joined)
+        except ValueError:
+            raise self.error("redirect", "it names a place that is no address", _ASTRAY) from None
+        return joined, parts
 
     def _scheme(self) -> str:
         """https; on this machine http, where that is what answers there."""
@@ -326,7 +227,7 @@ class Wire:
 
     def _token(self, fields: Mapping[str, str]) -> str:
         """An access token, of the server that the challenge names."""
-        realm = urlsplit(fields["realm"])
+        _, realm = self._joined("", fields["realm"])
         secret = self._credentials
         safe = realm.scheme == "https" or (realm.scheme == "http" and is_loopback(realm.hostname or ""))
         if not safe or not realm.hostname or "@" in realm.netloc:
@@ -409,34 +310,9 @@ class Wire:
         if answer.response.request.method == "HEAD":
             return words
         try:
-            first = json.loads(answer.whole(_SHORT) or b"")["errors"][0]
+            first = json.loads(answer.whole(SHORT) or b"")["errors"][0]
             parts = [str(first[name]) for name in ("code", "message", "detail") if first.get(name)]
         except (Dropped, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             return words
         text = re.sub(r"[^\x20-\x7e]+", " ", ": ".join(parts))
         return f"{words} ({text[:300]})" if text else words
-
-
-def _origin(url: str) -> Origin:
-    """Scheme, host and port: whom credentials are for."""
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def _trusted(ca: str | None) -> str | bool:
-    """The certificates that TLS trusts: those of `ca`, else the system's, else those that `requests` brings."""
-    if ca is not None:
-        if not os.path.exists(ca):
-            hint = "correct QDC_REGISTRY_CA or SSL_CERT_FILE"
-            raise QdcError("registry.ca", "no CA certificates are here", file=Path(ca), hint=hint)
-        return ca
-    return ssl.get_default_verify_paths().cafile or True
-
-
-def _reason(error: BaseException) -> str:
-    """The cause at the bottom of an HTTP library's error, in one line without addresses of objects."""
-    inner = getattr(error, "reason", None) or (error.args[0] if error.args else None)
-    if isinstance(inner, BaseException):
-        return _reason(inner)
-    text = str(getattr(error, "strerror", None) or error or type(error).__name__)
-    return re.sub(r"<[^>]*>:?\s*", "", text).replace("\n", " ")[:200]
