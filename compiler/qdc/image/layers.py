@@ -33,6 +33,11 @@ class Layer:
     entries: tuple[Entry, ...] | None = None
     tar: str | None = None
 
+    @property
+    def stored(self) -> tuple[str, int]:
+        """SHA-256 and bytes of the layer as it is exported."""
+        return self.diff_id, self.size
+
     def as_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {"role": self.role, "diff_id": f"sha256:{self.diff_id}", "size": self.size}
         if self.entries is None:

@@ -98,11 +98,16 @@ def _layers(store: Store, build: Json) -> tuple[dict[str, int], dict[str, float]
     """Role of each layer of a build's image -> its bytes, and what is known of their compressed part."""
     try:
         value = json.loads(store.read(build["image"]["artifact"], "image.json"))
-        sizes = {layer["role"]: int(layer["size"]) for layer in value["layers"]}
-        ratios = {layer["role"]: known(store, layer["diff_id"]) for layer in value["layers"]}
+        sizes: dict[str, int] = {}
+        packed: dict[str, float | None] = {}
+        for layer in value["layers"]:
+            role, size, ratio = layer["role"], int(layer["size"]), known(store, layer["diff_id"])
+            sizes[role] = sizes.get(role, 0) + size
+            before = packed.get(role, 0.0)
+            packed[role] = None if before is None or ratio is None else before + ratio * size
     except (QdcError, ValueError, KeyError, TypeError):
         return {}, {}
-    return sizes, {role: ratio for role, ratio in ratios.items() if ratio is not None}
+    return sizes, {role: part / sizes[role] for role, part in packed.items() if part is not None and sizes[role]}
 
 
 def _acceptance(build: Json, k: int | None) -> float | None:
