@@ -230,7 +230,8 @@ def _tree(stream: Any) -> dict[str, tuple[Any, ...]]:
 
 def test_skopeo_reads_it_as_both_kinds_of_archive(archive: tuple[Path, VirtualImage], tmp_path: Path) -> None:
     file, image = archive
-    for kind in ("oci-archive", "docker-archive"):
+    # of compressed files skopeo 1.9 reads an OCI archive only, whoever compressed it
+    for kind in ("oci-archive",) if file.suffix == ".gz" else ("oci-archive", "docker-archive"):
         raw = command("skopeo", "inspect", "--config", "--raw", f"{kind}:{file}")
         assert hashlib.sha256(raw.encode()).hexdigest() == image.id, kind
         layout = tmp_path / kind

@@ -86,13 +86,14 @@ def gzipped(chunks: Iterable[bytes], threads: int | None = None) -> Iterator[byt
 
 def sampled(image: VirtualImage, layer: Layer, resolve: Resolve) -> Sampled:
     """The compressed size of one layer, from pieces of it."""
-    if layer.size <= SAMPLES * SAMPLE:
-        parts = _pieces(iter((_read(image, layer, resolve, 0, layer.size),)), PIECE)
+    _, size = layer.stored
+    if size <= SAMPLES * SAMPLE:
+        parts = _pieces(iter((_read(image, layer, resolve, 0, size),)), PIECE)
         return Sampled(sum(len(_deflated(part)) for part in parts), 0)
-    starts = [index * (layer.size - SAMPLE) // (SAMPLES - 1) for index in range(SAMPLES)]
+    starts = [index * (size - SAMPLE) // (SAMPLES - 1) for index in range(SAMPLES)]
     ratios = [len(_deflated(_read(image, layer, resolve, start, SAMPLE))) / SAMPLE for start in starts]
     margin = 2 * stdev(ratios) / len(ratios) ** 0.5
-    return Sampled(fmean(ratios) * layer.size, margin * layer.size)
+    return Sampled(fmean(ratios) * size, margin * size)
 
 
 def predicted(image: VirtualImage, resolve: Resolve) -> dict[str, Sampled]:
@@ -101,11 +102,11 @@ def predicted(image: VirtualImage, resolve: Resolve) -> dict[str, Sampled]:
 
 
 def _read(image: VirtualImage, layer: Layer, resolve: Resolve, start: int, length: int) -> bytes:
-    """Bytes of a layer's tar, without reading what is before them."""
+    """Bytes of a layer as it is exported, without reading what is before them."""
     if layer.entries is None:
         local = image.folder / layer.tar if image.folder is not None and layer.tar else None
         held = local is not None and layer.tar != "layer.tar" and local.is_file()
-        return _part(local if held and local is not None else resolve(layer.diff_id), start, length)
+        return _part(local if held and local is not None else resolve(layer.stored[0]), start, length)
     made, at, end = bytearray(), 0, start + length
     for entry in layer.entries:
         head = header(entry)

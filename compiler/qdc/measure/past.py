@@ -102,13 +102,12 @@ def _layers(store: Store, build: Json) -> tuple[dict[str, int], dict[str, float]
         packed: dict[str, float | None] = {}
         for layer in value["layers"]:
             role, size, ratio = layer["role"], int(layer["size"]), known(store, layer["diff_id"])
-            before = packed.get(role, 0.0)
-            packed[role] = None if ratio is None or before is None else before + ratio * size
             sizes[role] = sizes.get(role, 0) + size
-        ratios = {role: None if part is None else part / max(sizes[role], 1) for role, part in packed.items()}
+            before = packed.get(role, 0.0)
+            packed[role] = None if before is None or ratio is None else before + ratio * size
     except (QdcError, ValueError, KeyError, TypeError):
         return {}, {}
-    return sizes, {role: ratio for role, ratio in ratios.items() if ratio is not None}
+    return sizes, {role: part / sizes[role] for role, part in packed.items() if part is not None and sizes[role]}
 
 
 def _acceptance(build: Json, k: int | None) -> float | None:
