@@ -292,3 +292,4 @@ def test_an_image_for_another_card_is_refuted_and_one_for_this_is_not(tmp_path: 
         check = artifact.audited(opened, None, ("deploy.hardware=a10g",))[1]
         assert check.outcome == outcome, check
     assert not configuration.wants_gpu(image(tmp_path))
+    assert configuration.wants_gpu(image(tmp_path, {"opt/lib/libcudart.so.12": (0o644, b"")}))

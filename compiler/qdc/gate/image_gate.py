@@ -128,9 +128,9 @@ class _Gate(Steps):
         path = Path(self.name)
         if self.place == "docker":
             self._engine()
+            if not container.knows(self.engine, self.name):
+                raise QdcError("image.missing", f"the engine holds no {self.name}", exit_code=COULD_NOT)
             with self.step("image"):
-                with container.docker_errors(f"looking for {self.name}"):
-                    self.engine.images.get(self.name)
                 path = stack.enter_context(artifact.saved(self.engine, self.name, self.report))
         with self.step("image"):
             self.artifact = stack.enter_context(artifact.open_artifact(path, self.shown))

@@ -71,6 +71,12 @@ class Running:
         def acceptance() -> Check:
             asked = self.conversations or more
             self.asked = checks.ask_greedy(served, subject, asked, self.max_tokens, report)
+            lost = [answer for answer in self.asked.answers if answer.status != 200]
+            if lost:
+                why = (
+                    f"{len(lost)} of {len(self.asked.answers)} greedy answers failed: {lost[0].status} {lost[0].text()}"
+                )
+                return Check("acceptance", "fail", len(lost), f"{why}. {served.last_words()}")
             return checks.check_acceptance(self.asked, self.replay, floor=self.floor, subject=subject)
 
         self.steps.check("acceptance", acceptance)
