@@ -1,6 +1,6 @@
 """What `qdc gate` takes and what it stops, in a private Docker engine: writes docs/results/gate.md.
 
-    python benchmarks/gate.py [--store DIR] [--build ID] [--quick]
+    python benchmarks/gate.py [--store DIR] [--build ID] [--patience S] [--quick]
 
 Three parts: seconds of each check on a build of tiny (from `--store`, by default this checkout's; without one, on the
 tests' stand-in image); each of the tests' faulty images with its outcome and reason; export and load throughput beside
@@ -147,9 +147,9 @@ def fault_rows(client: Any, folder: Path) -> list[str]:
     return rows
 
 
-def page(store: Store, build: str, quick: bool) -> list[str]:
+def page(store: Store, build: str, quick: bool, patience: float) -> list[str]:
     """The page's lines."""
-    load = machine.quiet(0 if quick else machine.PATIENCE)
+    load = machine.quiet(patience)
     with tempfile.TemporaryDirectory(prefix="qdc-b-") as name, private_engine(Path(name, "engine")) as client:
         folder = Path(name)
         written, read = disk(folder, 64 if quick else PROBE_MIB)
@@ -209,8 +209,9 @@ def main() -> None:
     options.add_argument("--store", type=Path, default=machine.ROOT / "artifacts")
     options.add_argument("--build", default="@1")
     options.add_argument("--quick", action="store_true")
+    options.add_argument("--patience", type=float, default=machine.PATIENCE, help="seconds to wait for a quiet machine")
     given = options.parse_args()
-    lines = page(Store(given.store.absolute()), given.build, given.quick)
+    lines = page(Store(given.store.absolute()), given.build, given.quick, 0.0 if given.quick else given.patience)
     if given.quick:
         print("\n".join(lines))
     else:

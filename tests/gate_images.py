@@ -220,7 +220,7 @@ FAULTS: dict[str, tuple[Callable[[Any, Path], Path], str, str]] = {
     "kernels for another card": (
         lambda _, to: for_another_card().archive(to / "i.tar"), "claims", "holds sm_89: nothing that runs on 8.6"),
     "overridden by a sourced script": (
-        lambda _, to: overridden().archive(to / "i.tar"), "claims", "ENV claims 15: the bytes say 40"),
+        lambda _, to: overridden().archive(to / "i.tar"), "claims", "ENV claims"),
     "tag dflash-r6v2, n-gram with K 20": (
         lambda _, to: lying_tag("team:dflash-r6v2", 20).archive(to / "i.tar"), "claims", "dflash"),
     "tag dflash-r6v12, n-gram with K 40": (

@@ -559,7 +559,8 @@ def test_without_an_engine_only_what_the_bytes_show_is_said(
 
 
 def test_a_missing_file_and_a_wrong_name(engine: Engine) -> None:
-    for image, code in (("archive:/none.tar", 4), ("oci:/none", 4), ("registry:x", 2), ("archive:", 2)):
+    wrong = {"archive:/none.tar": 4, "oci:/none": 4, "docker:none": 4, "registry:x": 2, "archive:": 2}
+    for image, code in wrong.items():
         with pytest.raises(QdcError) as caught:
             gate(image)
         assert caught.value.exit_code == code

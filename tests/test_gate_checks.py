@@ -123,9 +123,9 @@ def test_a_client_that_ends_is_a_server_that_is_gone(tmp_path: Path) -> None:
 def test_a_server_that_hangs_in_ping_is_given_up_in_time(tmp_path: Path) -> None:
     with server(tmp_path, ping="hang") as served:
         started = time.monotonic()
-        with pytest.raises(Exception, match="/ping did not answer within 1 s"):
+        with pytest.raises(Exception, match=r"/ping did not answer within \d+ s"):
             served.wait_ready("/ping", 1.0, lambda waited, why: None)
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < 10
 
 
 def test_a_server_on_another_port_is_found(tmp_path: Path) -> None:
@@ -247,3 +247,13 @@ def test_a_contract_says_where_a_chat_is_asked(name: str) -> None:
     contract: Contract = named(name)
     assert contract.chat_path in ("/v1/chat/completions", "/invocations")
     assert contract.start_s > 0 and contract.answer_s > 0 and contract.at_once >= 1
+
+
+def test_a_server_that_no_longer_answers_is_asked_no_more(tmp_path: Path) -> None:
+    with server(tmp_path, slow_s=1.0) as served:
+        started = time.monotonic()
+        asked = checks.ask_greedy(served, SUBJECT, texts.built_in(60), 32, silent, timeout_s=0.3)
+        assert len(asked.requests) == len(asked.answers) == 6 and len(asked.parts) == 1
+        samples = load.ask_samples(served, SUBJECT, named("adaptfm").limited(answer_s=0.2))
+        assert [answer.status for answer in samples.answers] == [0]
+        assert time.monotonic() - started < 10

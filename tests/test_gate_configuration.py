@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from qdc.core.errors import QdcError
 from qdc.formats.oci import Image
-from qdc.gate import artifact, configuration
+from qdc.gate import artifact, configuration, contracts
 from qdc.gate.artifact import Artifact, archive_chunks, check_size
 from qdc.gate.contracts import named
 from qdc.gate.report import BEFORE_START, IDS, Check, complete, exit_code
@@ -164,6 +164,32 @@ def test_any_configuration_gives_outcomes(tmp_path_factory: pytest.TempPathFacto
         assert check.outcome in ("pass", "fail") and check.why
 
 
+WORDS = ["/ping", "adaptfm", "--port", "8080", "a b", ""]
+FIELDS = ["serving", "recipe", "contract", "arguments", "name", "ping", "invocations", "deploy", "size_limit", "bytes"]
+MANIFESTS = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 9000) | st.sampled_from(WORDS),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=5),
+    max_leaves=14,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(MANIFESTS, MANIFESTS, MANIFESTS)
+def test_any_manifest_says_how_it_serves_or_is_refused(serving: Any, contract: Any, deploy: Any) -> None:
+    whole = {
+        "serving": {"contract": contract, "arguments": serving, "served_model_name": 1},
+        "recipe": {"deploy": deploy},
+    }
+    for manifest in (whole, {"serving": serving, "recipe": deploy}):
+        for read in (contracts.of_manifest, contracts.Subject.of):
+            try:
+                found = read(manifest)
+            except QdcError as error:
+                assert error.message
+            else:
+                assert isinstance(found, (contracts.Contract, contracts.Subject))
+
+
 # The artifact
 
 
@@ -292,3 +318,4 @@ def test_an_image_for_another_card_is_refuted_and_one_for_this_is_not(tmp_path: 
         check = artifact.audited(opened, None, ("deploy.hardware=a10g",))[1]
         assert check.outcome == outcome, check
     assert not configuration.wants_gpu(image(tmp_path))
+    assert configuration.wants_gpu(image(tmp_path, {"opt/lib/libcudart.so.12": (0o644, b"")}))

@@ -22,6 +22,7 @@ from qdc.core import canonical
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.formats import ranges
 from qdc.formats.oci import Image
+from qdc.gate.container import NoEngine, docker_errors
 from qdc.gate.contracts import Contract
 from qdc.gate.report import Check
 
@@ -67,14 +68,16 @@ def open_artifact(path: Path, shown: str) -> Iterator[Artifact]:
 @contextlib.contextmanager
 def saved(engine: Any, name: str, report: Report) -> Iterator[Path]:
     """`docker save NAME` in a temporary file."""
-    from qdc.gate.container import docker_errors
-
     with tempfile.TemporaryDirectory(prefix="qdc-gate-") as folder:
         archive, done = Path(folder, "image.tar"), 0
         with docker_errors(f"saving {name}"), archive.open("wb") as stream:
             for chunk in engine.images.get(name).save(named=True):
-                stream.write(chunk)
                 done += len(chunk)
+                try:
+                    stream.write(chunk)
+                except OSError as error:
+                    why = f"{name} does not fit into {folder}: {error.strerror}; TMPDIR names another folder"
+                    raise NoEngine("gate.space", why, exit_code=COULD_NOT) from error
                 report(done >> 20, 0, "MiB saved")
         yield archive
 

@@ -23,6 +23,7 @@ TIE_ULPS = 2
 MIN_CUT_OFF = 2
 MIN_MEASURED = 20
 MIN_DRAFTS = 100
+ANSWER_S = 120.0
 NO_GAIN = 1.05
 """Acceptance length up to which drafts count for nothing: the bonus token alone makes 1.0."""
 PARTS = 10
@@ -117,10 +118,12 @@ def ask_greedy(
     conversations: Sequence[texts.Messages],
     max_tokens: int,
     report: Callable[[int, int, str], None],
+    timeout_s: float = ANSWER_S,
 ) -> Asked:
     """Ask all conversations that leave head-room, greedily, and note what the engine's counters did meanwhile.
 
-    A server that counts no tokens for us (/tokenize) is asked them all.
+    A server that counts no tokens for us (/tokenize) is asked them all. One that no longer answers is asked no more:
+    `requests` are then those up to there.
     """
     counts = served.ask([texts.tokenize(subject.model, messages) for messages in conversations])
     lengths = [answer.count() if answer.status == 200 else 0 for answer in counts]
@@ -136,12 +139,21 @@ def ask_greedy(
     for start in range(0, total, size):
         asked.answers += served.ask(
             asked.requests[start : start + size],
+            timeout_s=timeout_s,
             report=lambda done, start=start: report(start + done, total, "greedy answers"),  # type: ignore[misc]
         )
         after = served.counters()
         asked.parts.append({key: after[key] - before.get(key, 0.0) for key in after})
         before = after
+        if _silent(asked.answers[start:]):
+            break
+    asked.requests = asked.requests[: len(asked.answers)]
     return asked
+
+
+def _silent(answers: Sequence[Answer]) -> bool:
+    """Whether one of them never came."""
+    return any(answer.status == 0 for answer in answers)
 
 
 def ask_to_the_end(served: Served, subject: Subject, asked: Asked) -> Asked:
@@ -189,10 +201,14 @@ def check_lossless(plain: Served, asked: Asked, cut_off: Asked, report: Callable
         figure = {"prompts": total, "cut_off": len(cut_off.requests)}
         why = f"{MIN_PROMPTS} prompts with head-room and {MIN_CUT_OFF} up to max_model_len are needed"
         return Check("lossless", "undecided", figure, why)
-    compared = plain.ask(requests, report=lambda done: report(done, total, "the same without speculation"))
+    compared: list[Answer] = []
+    while len(compared) < total and not _silent(compared):
+        part = requests[len(compared) : len(compared) + total // PARTS + 1]
+        compared += plain.ask(part, timeout_s=ANSWER_S)
+        report(len(compared), total, "the same without speculation")
     ties: list[int] = []
     wrong: list[str] = []
-    for number, (with_drafter, without) in enumerate(zip(answers, compared, strict=True)):
+    for number, (with_drafter, without) in enumerate(zip(answers, compared, strict=False)):
         verdict = difference(with_drafter, without)
         if verdict == "tie":
             ties.append(number)

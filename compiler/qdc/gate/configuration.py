@@ -23,6 +23,7 @@ MACHINES = {"amd64": 62, "arm64": 183}
 SECRET = re.compile(r"(\w*_)?(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY(_ID)?|CREDENTIALS)(_\w+)?")
 NO_SECRET = re.compile(r"TOKENIZERS?_\w+|\w+_TOKENS|.*_(FILE|PATH|DIR)")
 INTERPRETER = re.compile(r"(python[\d.]*|(ba|da|k|z)?sh|perl|ruby|node)")
+CUDA = re.compile(r"(.*/)?lib(cudart|torch_cuda)\b[^/]*\.so")
 PYTHONS = ("usr/bin/python3", "usr/local/bin/python3", "opt/venv/bin/python3", "opt/conda/bin/python3")
 
 
@@ -119,8 +120,9 @@ def find_python(image: Image) -> str | None:
 
 
 def wants_gpu(image: Image) -> bool:
-    """Whether an image that says nothing else is built for an NVIDIA card: its base image sets these."""
-    return any(entry.partition("=")[0] in ("NVIDIA_REQUIRE_CUDA", "CUDA_VERSION") for entry in environment(image))
+    """Whether an image that says nothing else is built for an NVIDIA card: by environment or libraries."""
+    names = {entry.partition("=")[0] for entry in environment(image)}
+    return bool(names & {"NVIDIA_REQUIRE_CUDA", "CUDA_VERSION"}) or any(map(CUDA.match, image.files()))
 
 
 def environment(image: Image) -> list[str]:

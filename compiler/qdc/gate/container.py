@@ -94,6 +94,18 @@ def load(engine: Any, chunks: Iterable[bytes], shown: str) -> list[str]:
     return said
 
 
+def knows(engine: Any, name: str) -> bool:
+    """Whether the engine holds an image of this name. Raises QdcError `gate.docker.*`."""
+    import docker.errors
+
+    with docker_errors(f"looking for {name}"):
+        try:
+            engine.images.get(name)
+        except docker.errors.ImageNotFound:
+            return False
+    return True
+
+
 def held(engine: Any, image_id: str, diff_ids: Sequence[str], names: Sequence[str] = ()) -> str | None:
     """How the engine calls the image with this configuration and these layers; None if it holds no such image.
 

@@ -95,14 +95,20 @@ def of_manifest(manifest: Mapping[str, Any]) -> Contract:
         return replace(
             known,
             port=int(arguments[arguments.index("--port") + 1]) if "--port" in arguments else known.port,
-            ping=said["ping"],
-            invocations=said["invocations"] if known.invocations else None,
-            size_limit=limit or known.size_limit,
+            ping=_path(said["ping"]),
+            invocations=_path(said["invocations"]) if known.invocations else None,
+            size_limit={"bytes": float(limit["bytes"]), "of": str(limit["of"])} if limit else known.size_limit,
         )
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise QdcError(
             "gate.manifest", f"the manifest does not say how it serves: {error!r}", exit_code=COULD_NOT
         ) from error
+
+
+def _path(value: Any) -> str:
+    if not isinstance(value, str) or not value.startswith("/") or not value.isprintable() or " " in value:
+        raise ValueError(f"{value!r} is no path of a URL")
+    return value
 
 
 @dataclass(frozen=True)
@@ -125,12 +131,12 @@ class Subject:
             serving, arguments = manifest["serving"], manifest["serving"]["arguments"]
             drafts = "--speculative-config" in arguments
             return cls(
-                model=serving["served_model_name"],
+                model=str(serving["served_model_name"]),
                 max_model_len=int(arguments[arguments.index("--max-model-len") + 1]),
-                k=manifest["recipe"]["serve"]["k"] if drafts else None,
+                k=int(manifest["recipe"]["serve"]["k"]) if drafts else None,
                 drafts=drafts,
             )
-        except (KeyError, ValueError, TypeError, IndexError) as error:
+        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise QdcError(
                 "gate.manifest", f"the manifest does not say how it serves: {error!r}", exit_code=COULD_NOT
             ) from error

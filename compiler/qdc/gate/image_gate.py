@@ -128,9 +128,9 @@ class _Gate(Steps):
         path = Path(self.name)
         if self.place == "docker":
             self._engine()
+            if not container.knows(self.engine, self.name):
+                raise QdcError("image.missing", f"the engine holds no {self.name}", exit_code=COULD_NOT)
             with self.step("image"):
-                with container.docker_errors(f"looking for {self.name}"):
-                    self.engine.images.get(self.name)
                 path = stack.enter_context(artifact.saved(self.engine, self.name, self.report))
         with self.step("image"):
             self.artifact = stack.enter_context(artifact.open_artifact(path, self.shown))
@@ -179,7 +179,9 @@ class _Gate(Steps):
 
     def _device(self) -> None:
         """A GPU image needs an engine with a card; another card than the recipe's decides nothing about that one."""
-        hardware = ((self.manifest or {}).get("recipe") or {}).get("deploy", {}).get("hardware")
+        recipe = (self.manifest or {}).get("recipe") or {}
+        named = (recipe.get("deploy") or {}).get("hardware")
+        hardware = None if named is None else str(named)
         wanted = configuration.wants_gpu(self.artifact.image) if hardware is None else hardware != "cpu"
         self.gpus = wanted if self.options.gpus is None else self.options.gpus
         if not self.gpus:
@@ -191,7 +193,7 @@ class _Gate(Steps):
                 why = f"the image is built for {hardware or 'an NVIDIA card'}, and the engine offers none"
                 raise NoEngine("gate.device", f"{why}: nothing that starts it was run", exit_code=COULD_NOT)
         name = card[0] if card else None
-        if hardware is None or name is None or hardware.lower() in name.lower():
+        if hardware is None or name is None or _letters(hardware) in _letters(name):
             self.done(Check("device", "pass", name, "the container gets the cards"))
         else:
             why = f"the recipe is for {hardware}: what runs on {name} may not run, or not as fast, there"
@@ -303,6 +305,11 @@ class _Gate(Steps):
         with contextlib.suppress(QdcError), container.docker_errors("asking the engine"):
             found.append(int(self.engine.info().get("MemTotal") or 0))
         return min((value for value in found if value), default=None)
+
+
+def _letters(name: str) -> str:
+    """The name of a card as both NVIDIA's tool and a recipe write it."""
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def _object(data: bytes) -> dict[str, Any]:

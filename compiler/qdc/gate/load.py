@@ -115,7 +115,9 @@ class Samples:
 def ask_samples(served: Served, subject: Subject, contract: Contract) -> Samples:
     """Short questions with room for a long answer. Raises Unusable for what is none."""
     requests = _requests(served, subject, contract, texts.built_in(2 * SAMPLES), SAMPLES, SHORT_TOKENS, thinking=False)
-    answers = served.ask(requests, concurrency=1, timeout_s=2 * contract.answer_s)
+    answers: list[Answer] = []
+    while len(answers) < len(requests) and all(answer.status == 200 for answer in answers):
+        answers += served.ask([requests[len(answers)]], timeout_s=2 * contract.answer_s)
     return Samples(answers, [loop(answer.words()) if answer.status == 200 else None for answer in answers])
 
 

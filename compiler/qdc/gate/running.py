@@ -70,10 +70,18 @@ class Running:
 
         def acceptance() -> Check:
             asked = self.conversations or more
-            self.asked = checks.ask_greedy(served, subject, asked, self.max_tokens, report)
+            self.asked = checks.ask_greedy(served, subject, asked, self.max_tokens, report, self.contract.answer_s)
+            lost = [answer for answer in self.asked.answers if answer.status != 200]
+            if lost:
+                why = (
+                    f"{len(lost)} of {len(self.asked.answers)} greedy answers failed: {lost[0].status} {lost[0].text()}"
+                )
+                return Check("acceptance", "fail", len(lost), f"{why}. {served.last_words()}")
             return checks.check_acceptance(self.asked, self.replay, floor=self.floor, subject=subject)
 
         self.steps.check("acceptance", acceptance)
+        if any(answer.status == 0 for answer in self.asked.answers):
+            raise Stop
         if not self.compares:
             return
         with self.steps.step("lossless", stop=False):
