@@ -31,6 +31,8 @@ def load(cluster: Cluster) -> Any:
     """The package ray, which takes its settings when it is imported. Raises QdcError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    # Else Ray ends the whole process when a head is silent for a minute; the executor looks after that itself.
+    os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "86400"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if cluster.address is None or place(cluster.address)[0] in LOOPBACK:
         # Ray takes this machine's outer address for itself, unless it is told that there is no cluster.
@@ -97,8 +99,11 @@ def join(cluster: Cluster) -> tuple[Any, str]:
 
     thread = threading.Thread(target=connect, daemon=True)
     with _muted():
-        thread.start()
-        thread.join(JOIN_S)
+        if cluster.address is None:
+            connect()  # The processes of a cluster of its own end with the thread that started them.
+        else:
+            thread.start()
+            thread.join(JOIN_S)
     if thread.is_alive() or failed:
         why = _words(failed[0]) if failed else f"it let this machine wait for more than {JOIN_S:.0f} s"
         raise QdcError(
