@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from test_remote import SECRET, bucket, free_port, s3, texts  # noqa: F401
 from qdc.cli.progress import Quiet
 from qdc.core.errors import QdcError
 from qdc.graph.instances import Instance
+from qdc.graph.signature import package_signature
 from qdc.graph.table import KINDS, Kind
 from qdc.run import process, ray_cluster
 from qdc.run.about import about, differences
@@ -416,7 +418,10 @@ def test_what_differs_is_said_in_words() -> None:
     assert said.endswith("a0.py, a1.py, a2.py, a3.py and 5 more")
 
 
-def test_a_build_without_an_address_has_a_cluster_of_its_own(tmp_path: Path) -> None:
+def test_a_build_without_an_address_has_a_cluster_of_its_own(
+    tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(process.SOURCE_ROOT))
     place = Place(tmp_path, None)
     assert place.build(stage("one", f"{WRITE} # {tmp_path}"), store=str(tmp_path / "node")) == {"one": True}
     assert (tmp_path / "node" / "records").is_dir()
@@ -468,21 +473,17 @@ if context.processes > 1:
 def test_a_training_has_as_many_processes_as_the_settings_say_and_its_key_does_not_know(
     there: Place, executor: str
 ) -> None:
-    from dataclasses import replace
-
     one = stage("one", TRAINING + f"# {there.folder}")
     two = replace(there.settings(executor), processes={"probe": 2})
     heard = Heard()
-    (row,) = Build(there.store, two, [one], heard).run()
+    (row,) = Build(there.store, two, [one], heard, signature=package_signature()).run()
     assert row.ran and there.text(one) == "2 3" and ("one", 2, 2, "trained") in heard.rows
     (row,) = Build(there.store, there.settings(executor), [one], Quiet()).run()
     assert not row.ran
 
 
 def test_a_process_of_a_training_that_fails_ends_it_with_its_own_words(there: Place) -> None:
-    from dataclasses import replace
-
     code = "if context.rank == 1: raise ValueError('the second has failed')\ntime.sleep(300)"
     two = replace(there.settings("local"), processes={"probe": 2})
     with pytest.raises(QdcError, match="ValueError: the second has failed"):
-        Build(there.store, two, [stage("one", code)], Quiet()).run()
+        Build(there.store, two, [stage("one", code)], Quiet(), signature=package_signature()).run()

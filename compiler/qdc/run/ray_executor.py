@@ -178,7 +178,8 @@ class Ray:
         except QdcError as error:
             task.error = error
         except Exception as error:
-            name, words = task.stage.instance.name, ray_cluster._words(error)
+            self._events.put((task.key, "log", f"{error}\n".encode()))
+            name, words = task.stage.instance.name, ray_cluster.words(getattr(error, "cause", None) or error)
             task.error = QdcError(
                 "ray.task",
                 f"stage {name}: its task failed: {words}",
@@ -222,7 +223,7 @@ class Ray:
             except ray.exceptions.RayTaskError:
                 raise
             except ray.exceptions.RayError as error:
-                answer, lost = {}, f"its worker was lost: {ray_cluster._words(error)[:160]}"
+                answer, lost = {}, f"its worker was lost: {ray_cluster.words(error)[:160]}"
             if lost is None:
                 return answer
             if task.stopping.is_set():
