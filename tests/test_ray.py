@@ -193,7 +193,9 @@ def test_nodes_reach_s3_with_credentials_that_are_kept_nowhere(
 # What is lost
 
 
-def test_a_stage_whose_worker_is_killed_goes_on_with_its_partial_work(there: Place, tmp_path: Path) -> None:
+def test_a_stage_whose_worker_is_killed_goes_on_with_its_partial_work(
+    there: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     code = """
 begun = context.partial / 'begun'
 if not begun.exists():
@@ -209,6 +211,7 @@ if not begun.exists():
     assert there.build(one) == {"one": True}
     assert there.text(one) == "as it was left" and (tmp_path / "trace").read_text() == "one\none\n"
     assert "begins" in there.log(one) and "it is started again" in there.log(one)
+    assert capfd.readouterr() == ("", ""), "Ray says nothing itself: stdout is the answer's"
 
 
 @pytest.mark.parametrize("victim", ["os.getppid()", "os.getpid()"])

@@ -113,6 +113,9 @@ def join(cluster: Cluster) -> tuple[Any, str]:
             hint="a build runs on a machine of the cluster; Ray and Python there must be the versions here "
             f"(ray {ray.__version__}), and the address the one that its nodes use",
         )
+    with contextlib.suppress(KeyError, AttributeError):
+        # What happens to workers comes with their tasks; Ray would print it among the answer, on stdout.
+        sys.modules["ray._private.worker"].print_to_stdstream = lambda *given, **named: None  # type: ignore[attr-defined]
     with contextlib.suppress(ValueError):
         # Its own handler prints a stack; the build's tasks end with the build, however it ends.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
