@@ -28,7 +28,7 @@ from qdc.core.errors import QdcError
 from qdc.graph.instances import Instance
 from qdc.graph.signature import package_signature
 from qdc.graph.table import KINDS, Kind
-from qdc.run import process, ray_cluster
+from qdc.run import process, ray_cluster, ray_executor
 from qdc.run.about import about, differences
 from qdc.run.build import Build
 from qdc.run.cluster import Cluster, Need, cluster, processes
@@ -329,6 +329,35 @@ def test_two_builds_with_stores_of_their_own_run_a_stage_once(there: Place, site
     running = [driver(there, site, rows, tmp_path / f"store{number}") for number in (1, 2)]
     assert [json.loads(child.communicate(timeout=90)[0]) for child in running] == [{"one": True}] * 2
     assert (tmp_path / "trace").read_text() == "one\n"
+
+
+@pytest.mark.slow
+def test_a_cluster_that_goes_is_named_and_the_build_ends(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_executor, "LOOK_S", 0.5)
+    monkeypatch.setattr(ray_executor, "LOST_S", 2.0)
+    (tmp_path / "nodes").mkdir()
+    nodes = Nodes(tmp_path / "nodes", site)
+    try:
+        place, trace = Place(tmp_path, nodes.address), tmp_path / "trace"
+        caught: list[BaseException] = []
+
+        def build() -> None:
+            try:
+                place.build(stage("one", "time.sleep(600)", trace))
+            except BaseException as error:
+                caught.append(error)
+
+        building = threading.Thread(target=build, daemon=True)
+        building.start()
+        waited(trace.exists)
+        nodes.behead()
+        building.join(60)
+        (error,) = caught
+        assert isinstance(error, QdcError) and (error.id, error.exit_code) == ("ray.gone", 4)
+    finally:
+        nodes.close()
 
 
 # Clusters that do not fit
