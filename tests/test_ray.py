@@ -32,7 +32,9 @@ from qdc.run import process, ray_cluster, ray_executor
 from qdc.run.about import about, differences
 from qdc.run.build import Build
 from qdc.run.cluster import Cluster, Need, cluster, processes
+from qdc.run.front import Front
 from qdc.run.settings import Settings
+from qdc.run.sweep import Variant, cause, union
 from qdc.store.remote import Remote
 from qdc.store.store import Store
 from qdc.store.transfer import Transfer
@@ -188,6 +190,19 @@ def test_nodes_reach_s3_with_credentials_that_are_kept_nowhere(
     for root in (place.store.root, nodes.folder):
         for path, data in texts(root):
             assert SECRET.encode() not in data, path
+
+
+def test_members_of_a_sweep_share_stages_on_the_cluster_and_one_may_fail(there: Place, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    one = stage("one", f"{WRITE} # {tmp_path}", trace)
+    ends = [stage("two", code, trace, one="one") for code in ("raise ValueError('bad')", WRITE, f"{WRITE} # more")]
+    found = [Variant(n, {}, [], Front({}, "", [one, end], [], {}, [], {})) for n, end in enumerate(ends, 1)]
+    instances, real = union(found)
+    build = Build(there.store, there.settings(), instances, Quiet(), names=real, going=True)
+    assert {row.name for row in build.run()} == {"one", "two#2", "two#3"}
+    assert sorted(trace.read_text().split()) == ["one", "two", "two", "two"]
+    error = cause(found[0], build)
+    assert error is not None and "stage two: ValueError: bad (on " in error.message
 
 
 # What is lost
