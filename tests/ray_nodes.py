@@ -1,6 +1,6 @@
 """A Ray cluster on this machine's loopback, in a process of its own, whose nodes can be lost; and stages of one line.
 
-`python ray_nodes.py FOLDER` reads a command a line ({"add": options} or {"lose": number}), answers each with a line,
+`python ray_nodes.py FOLDER` reads a command a line ({"add": options}, {"lose": number}, ...), answers each with a line,
 and ends the cluster, by its own processes' ids, when its input ends.
 """
 
@@ -77,6 +77,10 @@ class Nodes:
         """Kill a node's processes."""
         self._say({"lose": number})
 
+    def behead(self) -> None:
+        """Kill what the cluster's address leads to."""
+        self._say({"behead": True})
+
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -100,9 +104,11 @@ def serve(folder: Path) -> None:
                 given = {"num_gpus": 0, "memory": 4_000_000_000, "object_store_memory": 80_000_000, **command["add"]}
                 head = {"include_dashboard": False, "temp_dir": temporary} if not nodes else {}
                 nodes.append(cluster.add_node(node_ip_address="127.0.0.1", **given, **head))
+            elif "behead" in command:
+                cluster.head_node.kill_gcs_server(check_alive=False)
             else:
                 cluster.remove_node(nodes[command["lose"]], allow_graceful=False)
-            print(json.dumps({"address": cluster.address}), flush=True)
+            print(json.dumps({"address": cluster.address if "add" in command else None}), flush=True)
         cluster.shutdown()
 
 

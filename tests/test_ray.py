@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,15 @@ from test_remote import SECRET, bucket, free_port, s3, texts  # noqa: F401
 from qdc.cli.progress import Quiet
 from qdc.core.errors import QdcError
 from qdc.graph.instances import Instance
+from qdc.graph.signature import package_signature
 from qdc.graph.table import KINDS, Kind
-from qdc.run import process, ray_cluster
+from qdc.run import process, ray_cluster, ray_executor
 from qdc.run.about import about, differences
 from qdc.run.build import Build
 from qdc.run.cluster import Cluster, Need, cluster, processes
+from qdc.run.front import Front
 from qdc.run.settings import Settings
+from qdc.run.sweep import Variant, cause, union
 from qdc.store.remote import Remote
 from qdc.store.store import Store
 from qdc.store.transfer import Transfer
@@ -188,10 +192,25 @@ def test_nodes_reach_s3_with_credentials_that_are_kept_nowhere(
             assert SECRET.encode() not in data, path
 
 
+def test_members_of_a_sweep_share_stages_on_the_cluster_and_one_may_fail(there: Place, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    one = stage("one", f"{WRITE} # {tmp_path}", trace)
+    ends = [stage("two", code, trace, one="one") for code in ("raise ValueError('bad')", WRITE, f"{WRITE} # more")]
+    found = [Variant(n, {}, [], Front({}, "", [one, end], [], {}, [], {})) for n, end in enumerate(ends, 1)]
+    instances, real = union(found)
+    build = Build(there.store, there.settings(), instances, Quiet(), names=real, going=True)
+    assert {row.name for row in build.run()} == {"one", "two#2", "two#3"}
+    assert sorted(trace.read_text().split()) == ["one", "two", "two", "two"]
+    error = cause(found[0], build)
+    assert error is not None and "stage two: ValueError: bad (on " in error.message
+
+
 # What is lost
 
 
-def test_a_stage_whose_worker_is_killed_goes_on_with_its_partial_work(there: Place, tmp_path: Path) -> None:
+def test_a_stage_whose_worker_is_killed_goes_on_with_its_partial_work(
+    there: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     code = """
 begun = context.partial / 'begun'
 if not begun.exists():
@@ -207,6 +226,7 @@ if not begun.exists():
     assert there.build(one) == {"one": True}
     assert there.text(one) == "as it was left" and (tmp_path / "trace").read_text() == "one\none\n"
     assert "begins" in there.log(one) and "it is started again" in there.log(one)
+    assert capfd.readouterr() == ("", ""), "Ray says nothing itself: stdout is the answer's"
 
 
 @pytest.mark.parametrize("victim", ["os.getppid()", "os.getpid()"])
@@ -326,6 +346,35 @@ def test_two_builds_with_stores_of_their_own_run_a_stage_once(there: Place, site
     assert (tmp_path / "trace").read_text() == "one\n"
 
 
+@pytest.mark.slow
+def test_a_cluster_that_goes_is_named_and_the_build_ends(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_executor, "LOOK_S", 0.5)
+    monkeypatch.setattr(ray_executor, "LOST_S", 2.0)
+    (tmp_path / "nodes").mkdir()
+    nodes = Nodes(tmp_path / "nodes", site)
+    try:
+        place, trace = Place(tmp_path, nodes.address), tmp_path / "trace"
+        caught: list[BaseException] = []
+
+        def build() -> None:
+            try:
+                place.build(stage("one", "time.sleep(600)", trace))
+            except BaseException as error:
+                caught.append(error)
+
+        building = threading.Thread(target=build, daemon=True)
+        building.start()
+        waited(trace.exists)
+        nodes.behead()
+        building.join(60)
+        (error,) = caught
+        assert isinstance(error, QdcError) and (error.id, error.exit_code) == ("ray.gone", 4)
+    finally:
+        nodes.close()
+
+
 # Clusters that do not fit
 
 
@@ -416,7 +465,10 @@ def test_what_differs_is_said_in_words() -> None:
     assert said.endswith("a0.py, a1.py, a2.py, a3.py and 5 more")
 
 
-def test_a_build_without_an_address_has_a_cluster_of_its_own(tmp_path: Path) -> None:
+def test_a_build_without_an_address_has_a_cluster_of_its_own(
+    tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(process.SOURCE_ROOT))
     place = Place(tmp_path, None)
     assert place.build(stage("one", f"{WRITE} # {tmp_path}"), store=str(tmp_path / "node")) == {"one": True}
     assert (tmp_path / "node" / "records").is_dir()
@@ -468,21 +520,17 @@ if context.processes > 1:
 def test_a_training_has_as_many_processes_as_the_settings_say_and_its_key_does_not_know(
     there: Place, executor: str
 ) -> None:
-    from dataclasses import replace
-
     one = stage("one", TRAINING + f"# {there.folder}")
     two = replace(there.settings(executor), processes={"probe": 2})
     heard = Heard()
-    (row,) = Build(there.store, two, [one], heard).run()
+    (row,) = Build(there.store, two, [one], heard, signature=package_signature()).run()
     assert row.ran and there.text(one) == "2 3" and ("one", 2, 2, "trained") in heard.rows
     (row,) = Build(there.store, there.settings(executor), [one], Quiet()).run()
     assert not row.ran
 
 
 def test_a_process_of_a_training_that_fails_ends_it_with_its_own_words(there: Place) -> None:
-    from dataclasses import replace
-
     code = "if context.rank == 1: raise ValueError('the second has failed')\ntime.sleep(300)"
     two = replace(there.settings("local"), processes={"probe": 2})
     with pytest.raises(QdcError, match="ValueError: the second has failed"):
-        Build(there.store, two, [stage("one", code)], Quiet()).run()
+        Build(there.store, two, [stage("one", code)], Quiet(), signature=package_signature()).run()

@@ -39,7 +39,7 @@ class Lease:
                 return False
             if self.remote.create(self.name, self._data()):
                 return True
-            found = self.remote.part(self.name, 0, 4096) or b""
+            found = self.remote.whole(self.name) or b""
             if found != seen:
                 seen, since = found, time.monotonic()
             if _holder(found) == self.holder or time.monotonic() - since > LOST_S:

@@ -31,6 +31,8 @@ def load(cluster: Cluster) -> Any:
     """The package ray, which takes its settings when it is imported. Raises QdcError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    # Else Ray ends the whole process when a head is silent for a minute; the executor looks after that itself.
+    os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "86400"  # noqa: SIM112
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if cluster.address is None or place(cluster.address)[0] in LOOPBACK:
         # Ray takes this machine's outer address for itself, unless it is told that there is no cluster.
@@ -97,10 +99,13 @@ def join(cluster: Cluster) -> tuple[Any, str]:
 
     thread = threading.Thread(target=connect, daemon=True)
     with _muted():
-        thread.start()
-        thread.join(JOIN_S)
+        if cluster.address is None:
+            connect()  # The processes of a cluster of its own end with the thread that started them.
+        else:
+            thread.start()
+            thread.join(JOIN_S)
     if thread.is_alive() or failed:
-        why = _words(failed[0]) if failed else f"it let this machine wait for more than {JOIN_S:.0f} s"
+        why = words(failed[0]) if failed else f"it let this machine wait for more than {JOIN_S:.0f} s"
         raise QdcError(
             "ray.join",
             f"cannot join the cluster at {cluster.address or 'this machine'}: {why}",
@@ -108,6 +113,9 @@ def join(cluster: Cluster) -> tuple[Any, str]:
             hint="a build runs on a machine of the cluster; Ray and Python there must be the versions here "
             f"(ray {ray.__version__}), and the address the one that its nodes use",
         )
+    with contextlib.suppress(KeyError, AttributeError):
+        # What happens to workers comes with their tasks; Ray would print it among the answer, on stdout.
+        sys.modules["ray._private.worker"].print_to_stdstream = lambda *given, **named: None  # type: ignore[attr-defined]
     with contextlib.suppress(ValueError):
         # Its own handler prints a stack; the build's tasks end with the build, however it ends.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -128,7 +136,7 @@ def _muted() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _words(error: BaseException) -> str:
+def words(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:300] or type(error).__name__
 
@@ -158,7 +166,7 @@ def compare(ray: Any) -> None:
         except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError):
             continue  # It has gone since; the stages will not find it either.
         except ray.exceptions.RayError as error:
-            wrong.append(f"{name} does not answer: {_words(error)}")
+            wrong.append(f"{name} does not answer: {words(error)}")
             continue
         differs = differences(about(), said) if "files" in said else [said["why"]]
         wrong += [f"{name}: {'; '.join(differs)}"] if differs else []

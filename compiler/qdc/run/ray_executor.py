@@ -33,19 +33,29 @@ HEAR_S, LOOK_S, GRACE_S, LOST_S = 0.2, 5.0, 30.0, 20.0
 """How often to hear of running tasks and to look at the cluster; how long a stage may wait for a node that can run it,
 and the head may be silent."""
 AT_ONCE = 256
+FORGOTTEN_S = 300.0
 _MB = 10**6
 
 
 class Board:
-    """Holds what tasks say until the build takes it: an actor beside the build."""
+    """Holds what tasks say until the build takes it: an actor beside the build. It ends with the build, or when no
+    build has asked for `FORGOTTEN_S`."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
+        self.asked = time.monotonic()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while time.monotonic() - self.asked < FORGOTTEN_S:
+            time.sleep(1.0)
+        os._exit(0)
 
     def say(self, rows: list[Any]) -> None:
         self.rows += rows
 
     def heard(self) -> list[Any]:
+        self.asked = time.monotonic()
         rows, self.rows = self.rows, []
         return rows
 
@@ -116,7 +126,9 @@ class Ray:
         from qdc.run import node
 
         here = NodeAffinitySchedulingStrategy(self.ray.get_runtime_context().get_node_id(), soft=False)
-        self.board = self.ray.remote(Board).options(num_cpus=0, scheduling_strategy=here).remote()
+        # Detached: an actor that Ray may let go of when it counts no handles has been seen to go while it was in use.
+        mine = {"name": f"board-{uuid4().hex}", "lifetime": "detached", "scheduling_strategy": here}
+        self.board = self.ray.remote(Board).options(num_cpus=0, **mine).remote()
         self.function = self.ray.remote(node.run_stage)
         threading.Thread(target=self._pump, daemon=True).start()
 
@@ -168,6 +180,8 @@ class Ray:
                 self.ray.wait(waiting, num_returns=len(waiting), timeout=4.0)
         with self._taking:
             self._over.set()
+        with contextlib.suppress(Exception):
+            self.ray.kill(self.board)
         self.ray.shutdown()
 
     # What runs
@@ -178,7 +192,8 @@ class Ray:
         except QdcError as error:
             task.error = error
         except Exception as error:
-            name, words = task.stage.instance.name, ray_cluster._words(error)
+            self._events.put((task.key, "log", f"{error}\n".encode()))
+            name, words = task.stage.instance.name, ray_cluster.words(getattr(error, "cause", None) or error)
             task.error = QdcError(
                 "ray.task",
                 f"stage {name}: its task failed: {words}",
@@ -216,13 +231,14 @@ class Ray:
             task.reference = self.function.options(**options).remote(self._order(task), self.board)
             try:
                 answer: dict[str, Any] = ray.get(task.reference)
-                self._take()
                 lost = answer.get("lost")
                 lost = f"{lost} on {answer['node']}" if lost else None
             except ray.exceptions.RayTaskError:
                 raise
             except ray.exceptions.RayError as error:
-                answer, lost = {}, f"its worker was lost: {ray_cluster._words(error)[:160]}"
+                answer, lost = {}, f"its worker was lost: {ray_cluster.words(error)[:160]}"
+            with contextlib.suppress(ray.exceptions.RayError):
+                self._take()
             if lost is None:
                 return answer
             if task.stopping.is_set():

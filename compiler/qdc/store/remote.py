@@ -85,6 +85,10 @@ class Remote:
         """Bytes `start` to `end` of a file, or more where the back end knows no ranges; None if it is not there."""
         return self._try(lambda fs, path: bytes(fs.cat_file(path, start=start, end=end)), name)
 
+    def whole(self, name: str) -> bytes | None:
+        """All bytes of a small file, which may be empty; None if it is not there."""
+        return self._try(lambda fs, path: bytes(fs.cat_file(path)), name)
+
     def listed(self, folder: str) -> list[str]:
         """Names of the files in a folder, without unfinished ones."""
         rows = self._try(lambda fs, path: list(fs.ls(path, detail=False)), folder) or []
@@ -98,8 +102,13 @@ class Remote:
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file unless there is one of that name; whether it was. Of many that try at once, one does."""
 
+        self.open()
+        assert self._opened is not None
+        atomic = self._opened[2]
+
         def make(fs: Any, path: str) -> bool:
-            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            if not atomic:
+                fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             try:
                 fs.pipe_file(path, data, mode="create")
             except FileExistsError:
