@@ -165,7 +165,7 @@ def registry_section(folder: Path, quick: bool) -> list[str]:
         transfer = answer["transfer"]
         rows.append(
             f"| {layer.size / 1e9:.1f} GB in {layer.files} files, {layer.tensors:,} tensors | {transfer['bytes']:,} "
-            f"| {transfer['requests']} | {sent:,} | {answer['seconds']:.2f} | {proved(answer)} "
+            f"| {transfer['requests']} | {sent:,} | {answer['seconds']:.2f} ({answer['cpu']:.2f}) | {proved(answer)} "
             f"| {len(transfer['unverified'])} |"
         )
     return [
@@ -175,8 +175,8 @@ def registry_section(folder: Path, quick: bool) -> list[str]:
         f"with {len(CLAIMS)} claims (bits, group, symmetric, drafter, window, K). Bytes and requests are those that",
         "the audit itself reports; `sent` is what the registry counted of its bodies. Budget: 1 MB and 2 s for 2 GB.",
         "",
-        "| raw weights | bytes fetched | requests | sent | seconds | claims proved | named as unverified |",
-        "|---|---:|---:|---:|---:|---|---:|",
+        "| raw weights | bytes fetched | requests | sent | seconds (processor) | claims proved | named as unverified |",
+        "|---|---:|---:|---:|---|---|---:|",
         *rows,
         "",
         "Unverified are the digests of layers that were not read whole; `--digests` reads them.",
