@@ -232,6 +232,28 @@ def test_the_trailer_of_a_compressed_layer_ends_it_and_is_said_to(monkeypatch: p
     assert row(report, "files.unnamed")["verdict"] == "proved"
 
 
+@pytest.mark.parametrize("pack", [False, True])
+def test_what_cannot_be_fetched_is_unread_and_never_refuted(pack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many requests, none is answered."""
+    built, words = with_weights(1 << 20), set()
+    with registry(built, pack) as (_, name):
+        for limit in range(1, 24):
+            left = limit
+
+            def pay(self: Any, length: int) -> None:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise QdcError("registry.enough", "no more", exit_code=4)
+
+            monkeypatch.setattr(remote.RemoteBlob, "_pay", pay)
+            with open_image("registry", name) as reader:
+                report = audit(reader, expect=built.id, require=["serve.k=7"])
+            assert named(report, "refuted") == [], limit
+            words.add(row(report, "serve.k")["verdict"])
+    assert words == {"unread", "proved"}
+
+
 def test_a_registry_that_sends_a_blob_whole_is_not_listened_to() -> None:
     built = with_weights(4 << 20)
     with registry(built) as (fake, name):
@@ -260,6 +282,31 @@ def test_a_platform_of_an_index_in_a_registry_can_be_chosen() -> None:
             open_image("registry", f"{fake.host}/team/tiny:all#linux/riscv64"),
         ):
             pass
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_fetched_windows_give_the_same_bytes(data: st.DataObject) -> None:
+    blob = bytes(range(256)) * 2000
+    asked = 0
+
+    def ask(start: int, end: int) -> bytes:
+        nonlocal asked
+        asked += end - start + 1
+        assert 0 <= start <= end < len(blob)
+        return blob[start : end + 1]
+
+    purse = remote.Purse(whole=data.draw(st.booleans()))
+    reader = remote.RemoteBlob(ask, len(blob), "blob", purse)
+    for _ in range(data.draw(st.integers(1, 12))):
+        offset = data.draw(st.integers(0, len(blob)))
+        length = data.draw(st.integers(0, min(100_000, len(blob) - offset)))
+        assert reader.read(offset, length) == blob[offset : offset + length]
+        if data.draw(st.booleans()):
+            purse.windows.clear()  # As when others need the room.
+            purse.kept = 0
+    with pytest.raises(QdcError):
+        reader.read(len(blob), 1)
 
 
 # Several images in one place

@@ -49,11 +49,6 @@ class Layer:
         """SHA-256 and bytes of the layer as manifests name it: what is exported."""
         return (self.diff_id, self.size) if self.gzip is None else (self.gzip.sha256, self.gzip.size)
 
-    @property
-    def stored(self) -> tuple[str, int]:
-        """SHA-256 and bytes of the layer as it is exported."""
-        return self.diff_id, self.size
-
     def as_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {"role": self.role, "diff_id": f"sha256:{self.diff_id}", "size": self.size}
         if self.gzip is not None:
