@@ -61,7 +61,7 @@ class Serving:
         self.findings = Findings()
         self.serve: dict[str, Any] | None = None
         self.arguments: dict[str, Any] = {}
-        self.beaten: dict[str, tuple[Any, Any, list[Evidence]]] = {}
+        self.beaten: dict[str, tuple[Any, Any, Evidence]] = {}
         self.configuration: Configuration | None = None
         try:
             self.serve = look.json(SERVE)
@@ -184,21 +184,16 @@ class Serving:
         for loser in value.beat:
             told = read(loser.text) if loser.place.kind == "ENV" and loser.known else None
             if told is not None and told != held:
-                rows = [
-                    self.look.configuration(f"ENV: {loser.text}"[:200]),
-                    *places.rows(self.look, value, f"{held}")[:1],
-                ]
-                self.beaten[id] = (told, held, rows)
+                text = f"ENV says {id} {told}, in force is {'not known' if held is None else held}"
+                self.beaten[id] = (told, held, places.row(self.look, value.place, text))
 
     def _beaten(self) -> None:
         """`image.env`: settings that ENV gives and that something later beats: who reads ENV alone is misled."""
         if self.beaten:
-            value = {id: {"env": told, "in_force": held} for id, (told, held, _) in sorted(self.beaten.items())}
-            rows = [row for _, _, found in self.beaten.values() for row in found]
-            problems = [
-                f"ENV says {id} {told}, in force is {held}" for id, (told, held, _) in sorted(self.beaten.items())
-            ]
-            self.findings.fault("image.env", Fact(value, rows, problems))
+            table = dict(sorted(self.beaten.items()))
+            value = {id: {"env": told, "in_force": held} for id, (told, held, _) in table.items()}
+            rows = [row for _, _, row in table.values()]
+            self.findings.fault("image.env", Fact(value, rows, [str(row["text"]) for row in rows]))
 
     def _settings(self) -> None:
         self._speculation()
