@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := compiler/qdc/environments
 DEBIAN := mmdebstrap docker.io iptables curl ca-certificates
-DEBIAN_TEST := skopeo podman runc busybox-static
+DEBIAN_TEST := skopeo podman runc busybox-static docker-registry openssl
 DEMO := demo
 
 .PHONY: demo setup system test test-slow check schema results bench clean-demo

@@ -56,7 +56,9 @@ def open_image(
 
 def read_manifest(reader: Image) -> dict[str, Any]:
     """The content manifest in the image. Raises QdcError `image.no-manifest` for an image that has none."""
-    if reader.find(MANIFEST) is None:
+    entry = reader.find(MANIFEST)
+    reader.require_whole(entry.layer if entry is not None else 0)
+    if entry is None:
         raise QdcError("image.no-manifest", f"{reader.where} holds no /{MANIFEST}", exit_code=4)
     return oci.as_object(oci.parse_json(reader.read(MANIFEST), MANIFEST), MANIFEST)
 

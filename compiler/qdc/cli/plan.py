@@ -70,4 +70,5 @@ def _predictions(read: Front, made: Plan, store: Store) -> Predictions:
         stale=[stage.instance.name for stage in made.stages if stage.state != "fresh"],
         missing=read.missing,
         training_bytes=training_bytes(),
+        base_bytes=read.base_bytes,
     )

@@ -41,7 +41,7 @@ class ModelFolder(Image):
                 room.take(shown, None, self.where)
                 why, size, mode = self._look(path)
                 if why:
-                    odd.append(Cut(0, f"{shown[:200]!r} {why}"))
+                    odd.append(self._cut(f"{shown[:200]!r} {why}"))
                 else:
                     overlay.entries[shown] = Entry(shown, "file", 0, 0, size, mode)
         self.cuts += odd[:20]
@@ -64,7 +64,11 @@ class ModelFolder(Image):
 
     def _unreadable(self, error: OSError) -> None:
         name = os.path.relpath(str(error.filename), self.root)
-        self.cuts.append(Cut(0, f"{name[:200]!r} cannot be read: {error.strerror}"))
+        self.cuts.append(self._cut(f"{name[:200]!r} cannot be read: {error.strerror}"))
+
+    @staticmethod
+    def _cut(why: str) -> Cut:
+        return Cut(0, QdcError("image.folder", why, exit_code=4))
 
     def content(self, entry: Entry) -> RangeReader:
         return FileRange(self.root / entry.path)

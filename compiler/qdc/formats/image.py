@@ -44,7 +44,11 @@ class Cut:
     """A layer whose members are not all known: what it has beyond those that were read can change what is shown."""
 
     layer: int
-    why: str
+    error: QdcError
+
+    @property
+    def why(self) -> str:
+        return self.error.message
 
 
 @dataclass
@@ -193,10 +197,11 @@ class Image:
             try:
                 overlay.add(layer.number, layer.members(room), layer.name)
             except QdcError as error:
-                self.cuts.append(Cut(layer.number, error.message))
+                self.cuts.append(Cut(layer.number, error))
         sparse = [entry for entry in overlay.entries.values() if entry.type == "sparse"]
-        why = "is stored as a sparse file, which is not read"
-        self.cuts += [Cut(entry.layer, f"{entry.path[:200]!r} {why}") for entry in sparse[:5]]
+        for entry in sparse[:5]:
+            why = f"{entry.path[:200]!r} is stored as a sparse file, which is not read"
+            self.cuts.append(Cut(entry.layer, _bad("sparse", why)))
         return overlay
 
     @property
@@ -212,6 +217,13 @@ class Image:
     @cached_property
     def _files(self) -> Mapping[str, Entry]:
         return _Files(self.overlay.entries)
+
+    def require_whole(self, layer: int = 0) -> None:
+        """Raises what hides members of any layer from `layer` on: what is shown is certain only without."""
+        self.files()
+        for cut in self.cuts:
+            if cut.layer >= layer:
+                raise cut.error
 
     @property
     def hidden(self) -> list[Hidden]:

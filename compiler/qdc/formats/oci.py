@@ -26,6 +26,7 @@ __all__ = [
     "Declared",
     "Image",
     "Layer",
+    "MAX_JSON",
     "as_object",
     "choose",
     "from_manifest",
@@ -58,17 +59,19 @@ def open_image(
     prints: str | None = None,
     choice: str | None = None,
     wanted: Wanted | None = None,
+    links: bool = False,
 ) -> Image:
     """An OCI layout (a folder) or an archive (a file: docker-archive, layout or both, also gzip as a whole).
 
     `shown`: how reports name it (default: its path). `prints`: for a `path` that will not stay, the shell command
     that prints the archive, or the folder that commands may name. `choice`: which of several images, by tag, platform
     (`linux/arm64`) or digest. `wanted`: what to look out for where everything is to be read: what is compressed is
-    then read once. Raises QdcError `image.*`, `tar.*` or `bytes.*` (exit 4) when it is none of them or cannot be read.
+    then read once. `links`: whether files of a layout may be links (the folder is the store's own). Raises QdcError
+    `image.*`, `tar.*` or `bytes.*` (exit 4) when it is none of them or cannot be read.
     """
     where = shown or str(path)
     if path.is_dir():
-        image = _from_layout(_Folder(path, prints or str(path)), where, choice)
+        image = _from_layout(_Folder(path, prints or str(path), links), where, choice)
     else:
         if not path.is_file():
             raise _bad("archive", f"{where} is no file and no folder")
@@ -102,8 +105,8 @@ def open_archive(
 
 
 class _Folder:
-    def __init__(self, root: Path, prints: str) -> None:
-        self.root, self.prints = root, prints
+    def __init__(self, root: Path, prints: str, links: bool = False) -> None:
+        self.root, self.prints, self.links = root, prints, links
 
     def command(self, name: str) -> str:
         return f"cat {shlex.quote(f'{self.prints}/{name}')}"
@@ -112,7 +115,7 @@ class _Folder:
         path = self.root
         for part in tar.clean_path(name, "layout").split("/"):
             path /= part
-            if path.is_symlink():
+            if path.is_symlink() and not self.links:
                 return None
         return FileRange(path) if path.is_file() else None
 

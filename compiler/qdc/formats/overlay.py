@@ -125,6 +125,8 @@ class Overlay:
 
     def _hide(self, path: str, layer: int, by: str, below: int | None = None, keep: bool = False) -> None:
         """Take away `path` (not itself if `keep`) and all under it; of what is put there, only by layers `below`."""
+        if path not in self.entries and path not in self._children:
+            return
         stack, seen = [path], []
         while stack:
             victim = stack.pop()

@@ -167,9 +167,10 @@ def _member(
 
 def _check(block: bytes, at: int, what: str) -> None:
     stored = _number(block[148:156], at, what)
-    plain = block[:148] + b" " * 8 + block[156:]
-    signed = sum(byte - 256 if byte > 127 else byte for byte in plain) if stored != sum(plain) else stored
-    if stored not in (sum(plain), signed):
+    plain = sum(block) - sum(block[148:156]) + 8 * ord(" ")
+    if stored == plain:
+        return
+    if stored != plain - 256 * sum(byte > 127 for byte in block[:148] + block[156:]):  # As old tars count.
         raise _bad("checksum", f"{what}: the header at {at} has a wrong checksum")
 
 

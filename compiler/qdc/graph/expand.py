@@ -241,9 +241,7 @@ class Expander:
 
     def image(self) -> str:
         base = self.recipe["image"]["base"]
-        params = {"debian": base["debian"], "packages": sorted(DEBIAN_PACKAGES)} if "debian" in base else base
-        given = {"source": self.source("image.base")} if "oci" in base else {}
-        inputs = {"base_image": self.add("base-image", "base-image", params, given), "target": self.target()}
+        inputs = {"base_image": self.base_image(base), "target": self.target()}
         lock = {"lock": self.facts["serve_lock"] if "debian" in base else "", "python": "3.11"}
         inputs["runtime"] = self.add("runtime", "runtime", lock, {})
         inputs["layer_target"] = self.add(
@@ -264,6 +262,15 @@ class Expander:
             "licences": self.facts["licences"],
         }
         return self.add("image", "image", params, inputs)
+
+    def base_image(self, base: Json) -> str:
+        """What the image stands on: made here, or given and taken as it is."""
+        if "scratch" in base:
+            return self.add("base-image", "base-image", base, {})
+        if "debian" in base:
+            params = {"debian": base["debian"], "packages": sorted(DEBIAN_PACKAGES)}
+            return self.add("base-image", "base-image", params, {})
+        return self.add("base-image", "given-base", {}, {"source": self.source("image.base")})
 
     def product(self) -> Json:
         """The fields of the recipe that describe what the image holds and how it serves; sources by digest."""

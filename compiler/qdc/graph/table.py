@@ -66,6 +66,7 @@ KINDS: dict[str, Kind] = {
     "evaluate-drafter": Kind("evaluate_drafter", "train", "seeded", _MODEL, makes=("evaluation.json", "prompts.jsonl")),
     "layer": Kind("layer", "core", "exact", lane="io", makes=("layer.json",)),
     "base-image": Kind("base_image", "core", "sampled", lane="io", makes=("packages.json", "layer.json")),
+    "given-base": Kind("given_base", "core", "exact", lane="io", makes=("packages.json", "base.json")),
     "runtime": Kind("runtime", "core", "exact", lane="io", makes=("packages.json", "layer.json")),
     "image": Kind(
         "image",

@@ -12,10 +12,20 @@ from qdc.image.layers import Layer, VirtualImage, image_json
 
 
 def write_image(
-    folder: Path, recipe_name: str, summary: str, layers: Sequence[Layer], labels: Mapping[str, str]
+    folder: Path,
+    recipe_name: str,
+    summary: str,
+    layers: Sequence[Layer],
+    labels: Mapping[str, str],
+    *,
+    inherited: Sequence[str] = (),
+    user: str = "",
 ) -> VirtualImage:
-    """Write image.json, config.json and Dockerfile into `folder`, where the small tars of `layers` are."""
-    config = oci_config(layers, labels)
+    """Write image.json, config.json and Dockerfile into `folder`, where the small tars of `layers` are.
+
+    `inherited` variables and `user`: of the base.
+    """
+    config = oci_config(layers, labels, inherited, user)
     image_id = files.sha256_bytes(config)
     name = image_name(recipe_name, summary, image_id)
     image = VirtualImage(name, image_id, config, tuple(layers), folder)

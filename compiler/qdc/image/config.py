@@ -13,6 +13,7 @@ from typing import Any
 
 from qdc.image.layers import Layer, config_bytes
 from qdc.image.tar import EPOCH
+from qdc.serving.launcher import REACHES_ENGINE
 
 ENTRYPOINT = ["/usr/bin/python3", "/opt/qdc/serving/launcher.py"]
 CMD = ["serve"]
@@ -23,12 +24,22 @@ NAME_LIMIT = 128
 _ID_DIGITS = 12
 
 
-def runtime_config(labels: Mapping[str, str]) -> dict[str, Any]:
-    """The `config` object of the OCI config: how the container starts."""
+def environment(inherited: Sequence[str]) -> list[str]:
+    """Variables of the image: the base's, without those that would reach the engine, and ours where it has none.
+
+    The launcher would keep them from the engine anyway: an image has one source of its configuration.
+    """
+    kept = {name: line for line in inherited if not REACHES_ENGINE.fullmatch(name := line.partition("=")[0])}
+    return [*kept.values(), *(line for line in ENVIRONMENT if line.partition("=")[0] not in kept)]
+
+
+def runtime_config(labels: Mapping[str, str], inherited: Sequence[str] = (), user: str = "") -> dict[str, Any]:
+    """The `config` object of the OCI config: how the container starts. `inherited` variables and `user`: the base's."""
     return {
+        **({"User": user} if user else {}),
         "Cmd": CMD,
         "Entrypoint": ENTRYPOINT,
-        "Env": ENVIRONMENT,
+        "Env": environment(inherited),
         "ExposedPorts": {f"{PORT}/tcp": {}},
         "Labels": dict(sorted(labels.items())),
         "StopSignal": "SIGTERM",
@@ -36,14 +47,16 @@ def runtime_config(labels: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def oci_config(layers: Sequence[Layer], labels: Mapping[str, str]) -> bytes:
+def oci_config(
+    layers: Sequence[Layer], labels: Mapping[str, str], inherited: Sequence[str] = (), user: str = ""
+) -> bytes:
     """The exact config bytes of a linux/amd64 image of `layers`."""
     return config_bytes(
         {
             "architecture": "amd64",
             "os": "linux",
             "created": CREATED,
-            "config": runtime_config(labels),
+            "config": runtime_config(labels, inherited, user),
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer.diff_id}" for layer in layers]},
             "history": [{"created": CREATED, "created_by": f"qdc: {layer.role}"} for layer in layers],
         }
@@ -116,10 +129,13 @@ def labels(recipe: Mapping[str, Any], *, manifest_digest: str, recipe_digest: st
     drafter: Mapping[str, Any] = recipe.get("drafter") or {}
     serve: Mapping[str, Any] = recipe.get("serve") or {}
     engine: Mapping[str, Any] = serve.get("engine") or {}
+    base, _, base_digest = str(((recipe.get("image") or {}).get("base") or {}).get("ref") or "").partition("@")
     name = str(recipe.get("name") or "")
     found = {
         "org.opencontainers.image.title": name,
         "org.opencontainers.image.description": summary(recipe),
+        "org.opencontainers.image.base.name": base,
+        "org.opencontainers.image.base.digest": base_digest,
         "io.qdc.schema": "1",
         "io.qdc.recipe": name,
         "io.qdc.recipe.digest": f"sha256:{recipe_digest}",

@@ -160,15 +160,19 @@ def rewrite(tar: Path, out: IO[bytes]) -> tuple[str, int]:
 
 
 def packages(tar: Path) -> list[dict[str, str]]:
-    """Installed packages by dpkg's own record: `{name, version, architecture}`, sorted by name."""
+    """Installed packages: `{name, version, architecture}`, sorted by name."""
     with tarfile.open(tar, "r:") as source:
         stream = source.extractfile("./var/lib/dpkg/status")
         assert stream is not None
-        text = stream.read().decode()
+        return installed(stream.read().decode())
+
+
+def installed(text: str) -> list[dict[str, str]]:
+    """What dpkg's own record says is installed: `{name, version, architecture}`, sorted by name."""
     found = []
     for paragraph in text.split("\n\n"):
         fields = dict(re.findall(r"^([A-Za-z-]+): (.*)$", paragraph, re.MULTILINE))
         if fields.get("Status", "").endswith(" installed"):
             names = (("name", "Package"), ("version", "Version"), ("architecture", "Architecture"))
-            found.append({name: fields[field] for name, field in names})
+            found.append({name: fields.get(field, "") for name, field in names})
     return sorted(found, key=lambda package: package["name"])

@@ -37,6 +37,7 @@ def dockerfile(image: VirtualImage) -> str:
         env=config["Env"],
         labels=[(key, _quoted(value)) for key, value in sorted(config["Labels"].items())],
         ports=sorted(config["ExposedPorts"]),
+        user=config.get("User", ""),
         stop_signal=config["StopSignal"],
         workdir=config["WorkingDir"],
         entrypoint=json.dumps(config["Entrypoint"]),

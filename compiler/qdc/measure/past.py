@@ -21,8 +21,8 @@ LOOKED_AT = 8
 
 @dataclass(frozen=True)
 class Past:
-    """`layers`: role of an image's layer -> bytes in `layers_of`, a build on the same base; `acceptance`: tokens a step
-    in `acceptance_of`, with the same K; `acceptance_exact`: that build had this target and drafter; `timed`: stage ->
+    """`layers`: role of layers -> their bytes in `layers_of`, a build on the same base; `acceptance`: tokens a step in
+    `acceptance_of`, with the same K; `acceptance_exact`: that build had this target and drafter; `timed`: stage ->
     (seconds on this machine, recipe of that build, build)."""
 
     layers: dict[str, int] = field(default_factory=dict)
@@ -93,7 +93,10 @@ def _shapes(recipe: Json) -> list[Any]:
 def _layers(store: Store, build: Json) -> dict[str, int]:
     try:
         value = json.loads(store.read(build["image"]["artifact"], "image.json"))
-        return {layer["role"]: int(layer["size"]) for layer in value["layers"]}
+        sizes: dict[str, int] = {}
+        for layer in value["layers"]:
+            sizes[layer["role"]] = sizes.get(layer["role"], 0) + int(layer["size"])
+        return sizes
     except (QdcError, ValueError, KeyError, TypeError):
         return {}
 

@@ -147,9 +147,10 @@ def predict(
     stale: Sequence[str],
     missing: Sequence[tuple[str, str]] = (),
     training_bytes: float | None = None,
+    base_bytes: int | None = None,
 ) -> Predictions:
     """All that can be said. `fresh`, `stale`: stage instances that are in the store, and that are to run;
-    `training_bytes`: free memory of the training device, where it is known."""
+    `training_bytes`: free memory of the training device, where it is known; `base_bytes`: of a given base as stored."""
     made = Predictions(missing=list(missing))
     card = row(recipe["deploy"]["hardware"])
 
@@ -162,7 +163,7 @@ def predict(
             return None
 
     made.parameters = attempt("parameters", lambda: parameters(recipe, facts))
-    made.image = attempt("image", lambda: image_size(recipe, facts, past, fresh))
+    made.image = attempt("image", lambda: image_size(recipe, facts, past, fresh, base_bytes))
     made.serving = attempt("serving", lambda: memory.serving(recipe, facts, card))
     made.qad = attempt("qad", lambda: memory.qad(recipe, facts, training_bytes))
     made.drafting = attempt("drafting", lambda: memory.drafting(recipe, facts, training_bytes)) or []

@@ -26,6 +26,7 @@ _LIBRARY = {"format": "pt"}
 DEBIAN = (160e6, "Debian bookworm with Python 3.11 and its libraries, as built in 2026")
 PACKAGES = (1.52e9, "vLLM's CPU build and what it needs, as built in 2026")
 OFFICIAL = (28.6e9, 12e9, "the official vLLM image of late 2025: 12 GB compressed, 28.6 GB unpacked")
+UNPACKED = (2.4, "a base's compressed layers unpack to 2.4 times their size, as the official vLLM image's do")
 CODE = (90e3, "launcher, middleware and patches")
 CONFIGURATION = (40e3, "configurations, serve.json and manifest.json")
 TOKENIZER_ENTRY = (75, "75 bytes an entry of the tokenizer")
@@ -85,15 +86,18 @@ def layer_size(prefix: str, tensors: Tensors) -> int:
     return tar_size(arranged([Entry(f"{prefix}/model.safetensors", "file", 0o644, file_size(tensors))]))
 
 
-def image_size(recipe: Json, facts: Mapping[str, ModelFacts], past: Past, fresh: set[str]) -> ImageSize:
-    """Predict it; `fresh`: stages whose output is in the store already. Raises Lacking."""
+def image_size(
+    recipe: Json, facts: Mapping[str, ModelFacts], past: Past, fresh: set[str], base_bytes: int | None = None
+) -> ImageSize:
+    """Predict it; `fresh`: stages whose output is in the store already; `base_bytes`: of a given base as it is stored.
+    Raises Lacking."""
     model = served_target(recipe, facts)
     every = model.text | model.mtp | model.others
     proposer = drafter(recipe, facts, base_model(facts))
     weights = [_exact("target weights", layer_size("opt/models/target", every))]
     if proposer is not None and recipe["drafter"]["architecture"]["kind"] != "mtp" and proposer.tensors:
         weights.append(_exact("drafter weights", layer_size("opt/models/drafter", proposer.tensors)))
-    base, packed_base = _base(recipe["image"]["base"], past, fresh)
+    base, packed_base = _base(recipe["image"]["base"], past, fresh, base_bytes)
     rest = [
         *base,
         *_packages(recipe["image"]["base"], past, fresh),
@@ -122,14 +126,19 @@ def _known(what: str, past: Past, assumed: tuple[float, str], exact: bool = Fals
     return Term(what, Figure(round(assumed[0]), "bytes", True, assumed[1]))
 
 
-def _base(base: Json, past: Past, fresh: set[str]) -> tuple[list[Term], float | None]:
+def _base(base: Json, past: Past, fresh: set[str], stored: int | None) -> tuple[list[Term], float | None]:
     """(the term, none where nothing tells its size; its compressed size where that is known apart)."""
     if "scratch" in base:
         return [Term("base", Figure(0, "bytes", False, "no base"))], None
     if "base" in past.layers:
-        return [_known("base", past, DEBIAN, "base-image" in fresh)], None
+        return [_known("base", past, DEBIAN, "base-image" in fresh)], stored
     if "debian" in base:
         return [_known("base", past, DEBIAN)], None
+    if stored is not None and "archive" in base:
+        return [Term("base", Figure(stored, "bytes", True, "the layers of an archive, if they are raw"))], None
+    if stored is not None:
+        source = f"{UNPACKED[1]}; they have {stored} bytes"
+        return [Term("base", Figure(round(stored * UNPACKED[0]), "bytes", True, source))], stored
     if "vllm/vllm-openai" in base.get("ref", ""):
         return [Term("base", Figure(round(OFFICIAL[0]), "bytes", True, OFFICIAL[2]))], OFFICIAL[1]
     return [], None

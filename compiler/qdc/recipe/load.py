@@ -21,6 +21,7 @@ from qdc.recipe.extends import read_extended
 from qdc.recipe.fields import HubSource, PathSource, UrlSource, WheelSource
 from qdc.recipe.model import Recipe
 from qdc.recipe.reading import Document, Path_, parse_document
+from qdc.recipe.serving import ArchiveBase, OciBase
 from qdc.recipe.snippet import Mark
 
 
@@ -95,7 +96,11 @@ def load(path: Path, sets: list[str] | None = None) -> Loaded:
             named.checkpoint(place, source.path)
     for name, entry in model.data.items():
         if isinstance(entry, FilePrompts):
-            named.file(("data", name), entry.path)
+            named.file(("data", name), "path", entry.path, "a JSON Lines file")
+    if isinstance(model.image.base, ArchiveBase):
+        named.file(("image", "base"), "archive", model.image.base.archive, "an archive of an image")
+    elif isinstance(model.image.base, OciBase):
+        named.layout(("image", "base"), model.image.base.oci)
     if faults or named.faults:
         raise RecipeInvalid(faults + named.faults)
     named.read.update(files)
@@ -156,10 +161,18 @@ class _Named:
             self.missing("SRC08", (*path, "path"), message, hint if there else self.near(name) or hint)
         self.folders[".".join(map(str, path))] = self.folder / name
 
-    def file(self, path: Path_, name: str) -> None:
+    def layout(self, path: Path_, name: str) -> None:
+        if not (self.folder / name / "oci-layout").is_file():
+            hint = f"give a folder with an OCI layout, relative to {self.folder}"
+            there = (self.folder / name).is_dir()
+            message = f"`{name}` holds no oci-layout" if there else f"`{name}` does not exist"
+            self.missing("SRC08", (*path, "oci"), message, hint if there else self.near(name) or hint)
+        self.folders[".".join(map(str, path))] = self.folder / name
+
+    def file(self, path: Path_, field: str, name: str, what: str) -> None:
         if not (self.folder / name).is_file():
-            hint = f"give a JSON Lines file, relative to {self.folder}"
-            self.missing("SRC08", (*path, "path"), f"`{name}` does not exist", self.near(name) or hint)
+            hint = f"give {what}, relative to {self.folder}"
+            self.missing("SRC08", (*path, field), f"`{name}` does not exist", self.near(name) or hint)
         self.folders[".".join(map(str, path))] = self.folder / name
 
     def near(self, name: str) -> str | None:

@@ -88,13 +88,25 @@ class ScratchBase(Fields):
 
 
 class RefBase(Fields):
+    """An image of a registry; `qdc lock` fetches it."""
+
     ref: Annotated[StrictStr, Field(pattern=r"^[a-z0-9][^\s@]*@sha256:[0-9a-f]{64}$")]
-    """Image of a registry, `NAME@sha256:DIGEST`."""
+    """Image of a registry, `NAME@sha256:DIGEST`; it brings the engine."""
 
 
 class OciBase(Fields):
+    """An image in a folder."""
+
     oci: StrictStr
-    """OCI layout folder, relative to the recipe; pinned by its content digest."""
+    """OCI layout folder, relative to the recipe; pinned by its content digest. It brings the engine."""
+
+
+class ArchiveBase(Fields):
+    """An image in a file."""
+
+    archive: StrictStr
+    """Archive as `docker save`, podman or skopeo write it, relative to the recipe; pinned by its content digest. It
+    brings the engine."""
 
 
 class Image(Fields):
@@ -102,8 +114,9 @@ class Image(Fields):
         Annotated[DebianBase, Tag("debian")]
         | Annotated[ScratchBase, Tag("scratch")]
         | Annotated[RefBase, Tag("ref")]
-        | Annotated[OciBase, Tag("oci")],
-        tagged("debian", "scratch", "ref", "oci"),
+        | Annotated[OciBase, Tag("oci")]
+        | Annotated[ArchiveBase, Tag("archive")],
+        tagged("debian", "scratch", "ref", "oci", "archive"),
     ]
     """What the image stands on."""
 

@@ -15,7 +15,7 @@ from qdc.recipe.data import FilePrompts
 from qdc.recipe.fields import PathSource
 from qdc.recipe.load import Loaded, sources
 from qdc.recipe.reading import Path_
-from qdc.recipe.serving import OciBase
+from qdc.recipe.serving import ArchiveBase, OciBase
 from qdc.rules.registry import Found, Severity, Topic
 
 TOPIC = Topic()
@@ -108,8 +108,11 @@ def paths_are_below_the_recipe(loaded: Loaded) -> Iterator[Found]:
         ((*place, "path"), source.path) for place, source in sources(model).items() if isinstance(source, PathSource)
     ]
     given += [(("data", n, "path"), entry.path) for n, entry in model.data.items() if isinstance(entry, FilePrompts)]
-    if isinstance(model.image.base, OciBase):
-        given.append((("image", "base", "oci"), model.image.base.oci))
+    base = model.image.base
+    if isinstance(base, OciBase):
+        given.append((("image", "base", "oci"), base.oci))
+    elif isinstance(base, ArchiveBase):
+        given.append((("image", "base", "archive"), base.archive))
     for path, name in given:
         if not (loaded.folder / name).resolve().is_relative_to(loaded.folder):
             hint = f"copy it to `{Path(name).name}` beside the recipe, so that it travels with it"

@@ -36,7 +36,8 @@ class Front:
     """`recipe`: resolved fields; `digest`: SHA-256 of the recipe file as it was read; `instances`: in an order in
     which inputs come first; `warnings`: as text; `origins`: recipe path -> `file:line` or `--set`; `missing`: recipe
     path and what no stage can make; `facts`: recipe path of a checkpoint -> `ModelFacts` as JSON; `unlocked`:
-    findings about the lock, as text; `locked`: tree digest of a locked source -> what it is."""
+    findings about the lock, as text; `locked`: tree digest of a locked source -> what it is; `base_bytes`: of a given
+    base as it is stored, where it is at hand."""
 
     recipe: dict[str, Any]
     digest: str
@@ -47,6 +48,7 @@ class Front:
     facts: dict[str, Any]
     unlocked: list[str] = field(default_factory=list)
     locked: dict[str, str] = field(default_factory=dict)
+    base_bytes: int | None = None
     signature: str = ""
 
 
@@ -84,6 +86,7 @@ def _remembered(memo: Path, path: Path, store: Store, code: str) -> Front | None
         value["facts"],
         value["unlocked"],
         value["locked"],
+        value["base_bytes"],
         code,
     )
 
@@ -91,14 +94,12 @@ def _remembered(memo: Path, path: Path, store: Store, code: str) -> Front | None
 def _same_folder(store: Store, given: dict[str, Any]) -> bool:
     """Whether a folder (or file) of the user's is what it was, by the stat of all that is in it, and is kept here."""
     seen = given["seen"]
-    return (
-        seen is not None and listing(given["path"]) == seen and (not given["folder"] or store.has_tree(given["digest"]))
-    )
+    return seen is not None and listing(given["path"]) == seen and store.has_tree(given["digest"])
 
 
 def _look(place: Path) -> dict[str, Any]:
     """What stat shows of a folder (or file) of the user's, before anything in it is read."""
-    return {"path": str(place), "folder": place.is_dir(), "looked": time.time_ns(), "seen": listing(str(place))}
+    return {"path": str(place), "looked": time.time_ns(), "seen": listing(str(place))}
 
 
 def _take(store: Store, looked: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def _take(store: Store, looked: dict[str, Any]) -> dict[str, Any]:
     Raises QdcError where it has changed since: what was read of it would not fit together.
     """
     place = Path(looked["path"])
-    digest = store.ingest(place).digest if looked["folder"] else store.memo.digest(place)
+    digest = store.ingest(place).digest
     if listing(looked["path"]) != looked["seen"]:
         raise QdcError(
             "store.changing",
@@ -167,6 +168,7 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         "training_bytes": loaded.training_bytes,
         "unlocked": _unlocked(loaded),
         "locked": {tree.digest: _described(place, tree) for place, tree in pinned.items()},
+        "base_bytes": _base_bytes(store, pinned, folders),
         "instances": [item.as_json() for item in instances],
     }
     with contextlib.suppress(OSError):
@@ -181,8 +183,15 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
         value["facts"],
         value["unlocked"],
         value["locked"],
+        value["base_bytes"],
         code,
     )
+
+
+def _base_bytes(store: Store, pinned: dict[str, Tree], folders: dict[str, str]) -> int | None:
+    """Bytes of what `image.base` names, if it is given: all but some kB are its layers."""
+    tree = pinned.get("image.base") or store.tree(folders.get("image.base", ""))
+    return tree.size if tree is not None else None
 
 
 def _described(place: str, tree: Tree) -> str:

@@ -25,7 +25,7 @@ def attach(loaded: Loaded) -> Loaded:
     if "scratch" in base:
         facts["target.base"] = scratch_facts(base["scratch"])
     for place, folder in loaded.folders.items():
-        if not place.startswith("data."):
+        if not place.startswith(("data.", "image.")):
             facts[place] = read_folder(folder)
     wanted = lockable(loaded.model)
     if not wanted:

@@ -21,6 +21,7 @@ from qdc.recipe.data import DatasetPrompts
 from qdc.recipe.fields import PathSource
 from qdc.recipe.load import Loaded, LockState, sources
 from qdc.recipe.model import Recipe
+from qdc.recipe.serving import RefBase
 from qdc.store.trees import Entry, Tree
 
 VERSION = 1
@@ -85,6 +86,8 @@ def lockable(model: Recipe) -> dict[str, dict[str, Any]]:
         if isinstance(entry, DatasetPrompts):
             fields = ("hf_dataset", "revision", "splits")
             found[f"data.{name}"] = {field: getattr(entry, field) for field in fields}
+    if isinstance(model.image.base, RefBase):
+        found["image.base"] = {"ref": model.image.base.ref}
     return found
 
 

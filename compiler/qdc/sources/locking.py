@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from qdc.core import canonical
 from qdc.core.errors import COULD_NOT, WRONG_USE, QdcError
-from qdc.core.files import CHUNK
+from qdc.core.files import CHUNK, sha256_bytes
 from qdc.formats.checkpoint import ModelFacts, read_facts
 from qdc.formats.ranges import FileRange, RangeReader
 from qdc.recipe.diagnostics import RecipeInvalid
@@ -27,6 +27,10 @@ from qdc.sources import archives, hub, index, web
 from qdc.sources.lock import Locked, fitting, identity_digest, lockable
 from qdc.store.seal import seal
 from qdc.store.store import Store
+
+if TYPE_CHECKING:
+    from qdc.image.registry import Registry
+    from qdc.sources.images import Blob
 
 _SMALL = (".json", ".jinja", ".md")
 _MB = 1_000_000
@@ -93,10 +97,11 @@ def refuse_zeros(loaded: Loaded, wanted: Mapping[str, Mapping[str, Any]]) -> Non
     """Raises RecipeInvalid with every commit or digest of zeros: the recipe's author did not know it."""
     found = []
     for place, identity in wanted.items():
-        for field in ("revision", "sha256"):
-            if field in identity and not identity[field].strip("0"):
+        for field in ("revision", "sha256", "ref"):
+            digits = str(identity.get(field, "?")).rpartition(":")[2]
+            if not digits.strip("0"):
                 message = f"this {'commit' if field == 'revision' else 'digest'} is only zeros: nobody wrote it down"
-                hint = f"write the {len(identity[field])} hex digits of the one that you mean"
+                hint = f"write the {len(digits)} hex digits of the one that you mean"
                 found.append(loaded.document.diagnose("SRC13", "error", path_of(place, field), message, hint))
     if found:
         raise RecipeInvalid(found)
@@ -149,6 +154,8 @@ class _Source:
         with self._placed():
             if "url" in self.identity or "wheel" in self.identity:
                 entry = self._checkpoint(self._archive(), {})
+            elif "ref" in self.identity:
+                entry = Locked(self.identity, self._image(), None, None)
             else:
                 entry = self._repository()
         if not missing(self.store, entry):
@@ -171,8 +178,8 @@ class _Source:
     # How
 
     def _again(self, entry: Locked, lacking: list[str]) -> None:
-        if "url" in self.identity or "wheel" in self.identity:
-            files = self._archive()
+        if not {"url", "wheel", "ref"}.isdisjoint(self.identity):
+            files = self._image() if "ref" in self.identity else self._archive()
             for path, (_, sha256) in entry.files.items():
                 if files.get(path, (0, ""))[1] != sha256:
                     raise self._changed(path, sha256, files.get(path, (0, "no such file"))[1])
@@ -222,6 +229,55 @@ class _Source:
                 small[path] = self.store.resolve(sha256).read_bytes()
         facts = read_facts(small, weights, self.place)
         return Locked(self.identity, dict(sorted(files.items())), facts.as_json(), facts.licence)
+
+    def _image(self) -> dict[str, tuple[int, str]]:
+        """The OCI layout of a `ref` source, its files in the store but the layers that stay in the registry."""
+        from qdc.image.registry import connect, parse
+        from qdc.sources import images
+
+        with connect(parse(self.identity["ref"])) as registry:
+            found = images.listing(registry)
+            self.total = sum(blob.size for blob in (found.config, *found.layers))
+            files = {path: self._small(data) for path, data in found.documents.items()}
+            try:
+                self._blob(registry, found.config)
+                images.check_config(self.store.resolve(found.config.sha256))
+                if not self.headers_only:
+                    for layer in found.layers:
+                        self._blob(registry, layer)
+            finally:
+                self.bytes += registry.counts.received
+        files |= {blob.path: (blob.size, blob.sha256) for blob in (found.config, *found.layers)}
+        return dict(sorted(files.items()))
+
+    def _small(self, data: bytes) -> tuple[int, str]:
+        """A document's size and SHA-256, with its bytes in the store."""
+        sha256 = sha256_bytes(data)
+        if not _has(self.store, sha256, len(data)):
+            with self.store.staging() as work:
+                (work / "file").write_bytes(data)
+                seal(work / "file")
+                self.store.adopt(work / "file", sha256)
+        return len(data), sha256
+
+    def _blob(self, registry: Registry, blob: Blob) -> None:
+        """Bring a blob into the store."""
+        from qdc.sources.images import download
+
+        if not _has(self.store, blob.sha256, blob.size):
+            key = self._key(blob.path)
+            with self.store.lock(f"fetch-{key}"):
+                place = self.store.partial(key) / "bytes"
+
+                def report(there: int, _: int) -> None:
+                    note = f"MB, {blob.digest[:19]}"
+                    self.listener.progress(self.place, (self.done + there) // _MB, self.total // _MB, note)
+
+                download(registry, blob, place, report)
+                seal(place)
+                self.store.adopt(place, blob.sha256)
+                self.store.forget_partial(key)
+        self.done += blob.size
 
     def _archive(self) -> dict[str, tuple[int, str]]:
         """The checkpoint in a `url` or `wheel` source, its files in the store: path -> (size, SHA-256)."""
@@ -294,7 +350,8 @@ class _Source:
         except QdcError as error:
             if error.file is not None:
                 raise
-            raise self._at("", error.id, error.message, error.hint or _LOOK, error.exit_code) from None
+            field = "ref" if "ref" in self.identity else ""
+            raise self._at(field, error.id, error.message, error.hint or _LOOK, error.exit_code) from None
 
     def _refused(self, error: Exception) -> QdcError:
         """`error` at the place of the recipe that it speaks of, with what to type."""

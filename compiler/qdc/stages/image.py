@@ -20,6 +20,7 @@ from qdc.formats import compressed_tensors
 from qdc.formats.ranges import FileRange
 from qdc.image import config as image_config
 from qdc.image.assemble import write_image
+from qdc.image.base import read_base
 from qdc.image.layers import Layer, digested, read_layer, small_layer
 from qdc.image.model_files import TEMPLATE, TOKENIZER, ModelFiles, drafter_files, target_files
 from qdc.manifest.content import content_manifest, manifest_digest
@@ -53,8 +54,9 @@ def run(context: Context) -> None:
     digests |= {path: sha256_file(file) for path, file in kept.items()}
     manifest = _manifest(context, product, serve, models[TARGET], digests)
     documents = {SERVE: canonical.pretty(serve), MANIFEST: canonical.pretty(manifest)}
+    base = read_base(context.inputs["base_image"])
     layers = [
-        read_layer(context.inputs["base_image"], "base"),
+        *base.layers,
         read_layer(context.inputs["runtime"], "runtime packages"),
         small_layer(code, "serving code", context.output, "layers/03-serving.tar"),
         *weights,
@@ -66,7 +68,15 @@ def run(context: Context) -> None:
     labels = image_config.labels(
         product, manifest_digest=manifest_digest(manifest), recipe_digest=manifest["recipe_digest"]
     )
-    made = write_image(context.output, params["name"], image_config.summary(product), layers, labels)
+    made = write_image(
+        context.output,
+        params["name"],
+        image_config.summary(product),
+        layers,
+        labels,
+        inherited=base.environment,
+        user=base.user,
+    )
     context.report(1, 1, made.name)
 
 
@@ -109,7 +119,23 @@ def _serving_files(context: Context, product: Mapping[str, Any]) -> dict[str, by
     packages = {
         role: json.loads((context.inputs[role] / "packages.json").read_bytes()) for role in ("base_image", "runtime")
     }
+    _check_engine(packages, product)
     return {**files, PACKAGES: canonical.pretty(packages)}
+
+
+def _check_engine(packages: Mapping[str, Any], product: Mapping[str, Any]) -> None:
+    """A base that is given brings the engine: QdcError where it holds another one, or none."""
+    base, wanted = product["image"]["base"], product["serve"]["engine"]["vllm"]
+    if packages["runtime"] or "scratch" in base:
+        return
+    there = sorted({package["version"] for package in packages["base_image"] if package["name"] == "vllm"})
+    if wanted not in {version.partition("+")[0] for version in there}:
+        raise QdcError(
+            "stage.image.engine",
+            f"the recipe says vLLM {wanted}, and the base holds {'vLLM ' + ', '.join(there) if there else 'none'}",
+            hint="let image.base name an image with this engine, or serve.engine.vllm the version that it has",
+            exit_code=COULD_NOT,
+        )
 
 
 def _serve(product: Mapping[str, Any], weights: list[Layer]) -> dict[str, Any]:

@@ -51,7 +51,8 @@ class _Taken(NamedTuple):
 
 
 def ingest(store: Store, folder: Path) -> Tree:
-    """Copy a folder of the user's into the store; files known by stat are not read again. Raises QdcError."""
+    """Copy a folder of the user's into the store; files known by stat are not read again. A file becomes a tree with it
+    alone, named `file`. Raises QdcError."""
     files = _files(folder)
     digests = {file: store.memo.known(file.path) for file in files}
     lacking = [file for file, sha256 in digests.items() if sha256 is None or not store.has(sha256, file.size)]
@@ -103,10 +104,11 @@ def publish(store: Store, folder: Path) -> Tree:
 
 def _files(folder: Path) -> list[_File]:
     found = []
-    for path in list_files(folder, links=True):
+    for path in list_files(folder, links=True) if folder.is_dir() else [folder]:
         looked, status = time.time_ns(), os.stat(path)
         mode = 0o755 if status.st_mode & 0o100 else 0o644
-        found.append(_File(path, path.relative_to(folder).as_posix(), mode, looked, signature(status)))
+        name = path.relative_to(folder).as_posix() if path != folder else "file"
+        found.append(_File(path, name, mode, looked, signature(status)))
     return found
 
 

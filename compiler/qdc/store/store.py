@@ -108,7 +108,7 @@ class Store:
         return True
 
     def ingest(self, folder: Path) -> Tree:
-        """Copy a folder of the user's into the store; files known by stat are not read again."""
+        """Copy a folder (or file) of the user's into the store; files known by stat are not read again."""
         from qdc.store.intake import ingest
 
         return ingest(self, folder)
