@@ -48,6 +48,7 @@ def audited(folder: Path, files: dict[str, Content], *require: str, **settings: 
         ({CORE: SPECIAL, FA3: ADA}, "h100", "refuted"),
         ({CORE: TWO, MOE: ADA}, "a10g", "proved"),
         ({CORE: TWO, f"{SITE}/vllm/_flashmla_C.abi3.so": ADA}, "a10g", "proved"),
+        ({CORE: TWO, f"{SITE}/flashinfer_jit_cache/k.so": ADA}, "a10g", "proved"),
         ({CORE: TWO, f"{SITE}/torch/lib/libtorch_cuda.so": ADA}, "a10g", "refuted"),
         ({"opt/own/kernels.so": ADA}, "a10g", "refuted"),
         ({CORE: TWO}, "cpu", "refuted"),
@@ -253,6 +254,13 @@ def test_drafts_that_are_accepted_without_the_target(more: dict[str, Any], verdi
     report = audited(tmp_path, target(), Entrypoint=words)
     found = [item["verdict"] for item in report["verdicts"] if item["claim"] == "compliance.acceptance"]
     assert found == ([verdict] if verdict else [])
+
+
+def test_what_the_engine_is_told_to_leave_out_is_listed(tmp_path: Path) -> None:
+    told = {"method": "ngram", "num_speculative_tokens": 4, "disable_by_batch_size": 4}
+    words = ["vllm", "serve", "--model", "/m", "--disable-log-stats", "--speculative-config", json.dumps(told)]
+    report = audited(tmp_path, target(), Entrypoint=words)
+    assert row(report, "compliance.disabled")["value"] == {"disable-log-stats": True, "disable_by_batch_size": 4}
 
 
 def test_a_setting_that_a_script_may_use_is_undecided(tmp_path: Path) -> None:

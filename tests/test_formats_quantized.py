@@ -113,6 +113,15 @@ def test_zero_points_beyond_the_limit_are_told_as_unread() -> None:
     assert found.partial is not None and "bytes of" in found.partial
 
 
+def test_headers_without_end_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = safetensors.dumps(gptq_module("a", 32, 64, 32))
+    whole, header = BytesRange(data), int.from_bytes(data[:8], "little")
+    monkeypatch.setattr(quantized, "MAX_HEADERS", 2 * header - 1)
+    found = quantized.read_weights({"1.safetensors": whole, "2.safetensors": whole})
+    assert list(found.broken) == ["2.safetensors"] and "are not read" in found.broken["2.safetensors"]
+    assert set(found.facts.quantized) == {"a"}
+
+
 def test_an_order_of_columns_is_seen_in_g_idx() -> None:
     assert weights(gptq_module(NAME, 32, 64, 32)).act_order is False
     assert weights(gptq_module(NAME, 32, 64, 32, order=[1, 0] * 32)).act_order is True

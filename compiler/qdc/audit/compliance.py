@@ -79,6 +79,7 @@ def compliance_facts(look: Look, packages: list[Package], arguments: Mapping[str
     """Facts `compliance.engines`, `.acceptance`, `.routes`, `.penalty`; `arguments`: the engine's, as far as known."""
     _engines(look, packages, findings)
     seen = Seen()
+    _disabled(look, arguments, findings)
     if look.sparing:
         findings.unread["compliance."] = TOO_MUCH
     for path, lines in () if look.sparing else _scripts(look, findings):
@@ -92,6 +93,16 @@ def compliance_facts(look: Look, packages: list[Package], arguments: Mapping[str
         rows = [_evidence(look, line) for _, lines in seen.routes[:10] for line in lines[:5]]
         findings.fault("compliance.routes", Fact(problems, rows, problems))
     _penalties(look, seen, findings)
+
+
+def _disabled(look: Look, arguments: Mapping[str, Any], findings: Findings) -> None:
+    """`compliance.disabled`: what the engine is told to leave out, as speculation beyond some batch size."""
+    speculation = arguments.get("speculative-config")
+    given = {**arguments, **(speculation if isinstance(speculation, dict) else {})}
+    found = {name: value for name, value in given.items() if "disable" in name and value not in (False, None)}
+    if found:
+        rows = [look.configuration(f"the engine is started with {name} {value}") for name, value in found.items()]
+        findings.facts["compliance.disabled"] = Fact(dict(sorted(found.items())), rows)
 
 
 def _server(path: str, lines: list[Line], seen: Seen) -> None:

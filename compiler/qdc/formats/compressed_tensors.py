@@ -69,9 +69,13 @@ class Facts:
         return values.pop() if len(values) == 1 else None
 
 
-def read_facts(files: Mapping[str, RangeReader]) -> Facts:
-    """Facts of all safetensors `files` (name -> bytes) of one model. Raises QdcError `safetensors.*`."""
-    headers = {name: safetensors.read_header(reader, name) for name, reader in sorted(files.items())}
+def read_facts(files: Mapping[str, RangeReader], headers: dict[str, safetensors.Header] | None = None) -> Facts:
+    """Facts of all safetensors `files` (name -> bytes) of one model; `headers`: theirs, where they were read already.
+
+    Raises QdcError `safetensors.*`.
+    """
+    if headers is None:
+        headers = {name: safetensors.read_header(reader, name) for name, reader in sorted(files.items())}
     where: dict[str, tuple[str, safetensors.Tensor]] = {}
     problems: list[str] = []
     for file, header in headers.items():

@@ -21,6 +21,8 @@ from qdc.formats.ranges import RangeReader
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _BITS = (2, 3, 4, 8)
 _EIGHT = ("F8_E4M3", "F8_E5M2", "I8", "U8")
+MAX_HEADERS = 16 << 20
+"""Bytes of all headers of one model; they grow tenfold when they are read."""
 MAX_ZEROS = 256 << 20
 """Bytes of zero points that are read of one model before the rest is left out."""
 
@@ -62,15 +64,19 @@ def read_weights(files: Mapping[str, RangeReader], limit: int = MAX_ZEROS) -> We
     `limit`: bytes of zero points and column orders that may be read.
     """
     readable: dict[str, RangeReader] = {}
-    broken: dict[str, str] = {}
     headers: dict[str, safetensors.Header] = {}
+    broken: dict[str, str] = {}
+    left = MAX_HEADERS
     for name, reader in sorted(files.items()):
         try:
+            left -= _header_length(reader)
+            if left < 0:
+                raise _bad(f"{name}: headers of more than {MAX_HEADERS} bytes are not read")
             headers[name] = safetensors.read_header(reader, name)
             readable[name] = reader
         except QdcError as error:
             broken[name] = error.message
-    facts = compressed_tensors.read_facts(readable)
+    facts = compressed_tensors.read_facts(readable, headers)
     where = {tensor: (file, header) for file, header in headers.items() for tensor in header.tensors}
     names = sorted({name.rpartition(".")[0] for name in where if name.rpartition(".")[2] in _PARTS})
     scan = _Scan(readable, where, limit)
@@ -101,6 +107,11 @@ def read_weights(files: Mapping[str, RangeReader], limit: int = MAX_ZEROS) -> We
         scan.zeros.pop() if len(scan.zeros) == 1 else None,
         scan.partial,
     )
+
+
+def _header_length(reader: RangeReader) -> int:
+    """What the first bytes of a safetensors file say of its header; 0 where they cannot be read."""
+    return int.from_bytes(reader.read(0, 8), "little") if reader.size >= 8 else 0
 
 
 class _Scan:

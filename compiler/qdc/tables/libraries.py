@@ -1,7 +1,8 @@
 """The engine's compiled libraries that matter, and on which cards: libraries.json.
 
-A library that no row names decides nothing. `need`: `always`; `experts` (models with a mixture of experts); `never`
-(other models' kernels). `cards`: lowest and highest compute capability that uses it, None for all.
+A library that no row names decides nothing. `need`: `always`; `experts` (models with a mixture of experts);
+`optional` (compiled at first use where it is missing); `never` (other models' kernels). `cards`: lowest and highest
+compute capability that uses it, None for all.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ class Library:
     """A row; `source` in words, `assumed`: not read in a package and not reported."""
 
     path: str
-    need: Literal["always", "experts", "never"]
+    need: Literal["always", "experts", "optional", "never"]
     cards: tuple[str, str] | None
     source: str
     assumed: bool = False
 
     def needed(self, sm: str, *, experts: bool) -> bool:
         """Whether the engine uses it on a card of that compute capability for such a model."""
-        if self.need == "never" or (self.need == "experts" and not experts):
+        if self.need in ("never", "optional") or (self.need == "experts" and not experts):
             return False
         return self.cards is None or order(self.cards[0]) <= order(sm) <= order(self.cards[1])
 
