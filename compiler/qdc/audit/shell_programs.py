@@ -327,7 +327,8 @@ class Programs(Expander):
             return False
         self.state.status = None
         self.unsure = unknown(self.here(line), f"how {base} ends")
-        self.emit(unknown(self.here(line), f"the output of {base}"))
+        number = base == "nproc" and not args
+        self.emit(unknown(self.here(line), f"the output of {base}", number=number))
         return True
 
     def _run_cat(self, args: tuple[Value, ...], line: int) -> bool:
