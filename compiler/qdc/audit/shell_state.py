@@ -76,6 +76,11 @@ class Var:
     exported: bool | None = False
 
 
+def inherited(environment: dict[str, Value]) -> dict[str, Var]:
+    """The variables of a program that starts; one that is perhaps not there is perhaps not exported."""
+    return {name: Var(value, None if value.many else True) for name, value in environment.items()}
+
+
 @dataclass(frozen=True)
 class Launch:
     """A program that takes part in serving: its words and its environment, as far as they are known.
