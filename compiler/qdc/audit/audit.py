@@ -125,7 +125,7 @@ def _contents(
     if look.image.image_id:
         findings.facts |= started.findings.facts
         findings.unread |= started.findings.unread
-        findings.claims += started.findings.claims
+        findings.claims += [*started.findings.claims, *started.claims]
         history.history_facts(look, findings)
     packages.package_facts(look, installed, digests, findings)
     config = _models(look, started, findings)

@@ -19,7 +19,8 @@ from qdc.core.errors import QdcError
 ENV, RUN, ENGINE = Place("ENV"), Place("docker run"), Place("engine")
 CONFIGURATION = "(image configuration)"
 _PLAIN = set("ditPq") | {"rm", "init", "privileged", "read-only", "no-healthcheck", "oom-kill-disable", "publish-all",
-                         "sig-proxy", "disable-content-trust", "detach", "interactive", "tty", "quiet", "use-api-socket"}  # fmt: skip
+                         "sig-proxy", "disable-content-trust", "detach", "interactive", "tty", "quiet",
+                         "use-api-socket"}  # fmt: skip
 _SHORT = {"e": "env", "w": "workdir", "u": "user", "v": "volume"}
 
 

@@ -210,18 +210,16 @@ class Shell(Programs, Builtins):
         for number, (operator, item) in enumerate(node.rest):
             final = number == len(node.rest) - 1
             go = None if self.state.status is None else (self.state.status == 0) == (operator == "&&")
-            step: Callable[[], None] = (
-                (lambda item=item: self.run(item)) if final else (lambda item=item: self.guarded(item))
-            )  # type: ignore[misc]  # noqa: E501
+            go_on: Callable[[Any], None] = self.run if final else self.guarded
 
             def skip(operator: str = operator) -> None:
                 if self.state.status is None:
                     self.state.status = 0 if operator == "||" else None
 
-            def enter(step: Callable[[], None] = step, operator: str = operator) -> None:
+            def enter(item: Any = item, operator: str = operator, go_on: Callable[[Any], None] = go_on) -> None:
                 if operator == "&&":
                     self.state.status = 0
-                step()
+                go_on(item)
 
             self.either(go, enter, skip)
 
@@ -599,7 +597,7 @@ class Shell(Programs, Builtins):
             return unknown(self.here(line), "a process substitution")
         text = join(list(end.out or ()), self.here(line))
         if text.text is None:
-            return unknown(self.here(line), f"a command computes it: {text.why}"[:200])
+            return unknown(self.here(line), f"a command computes it: {text.why}"[:200], number=text.number)
         return replace(text, text=text.text.rstrip("\n"))
 
     def emit(self, value: Value) -> None:

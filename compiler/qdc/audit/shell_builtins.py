@@ -16,8 +16,8 @@ from qdc.audit.shell_tests import Tests
 if TYPE_CHECKING:
     from qdc.audit.shell import Frame
 
-_OPTIONS = {"e": "errexit", "u": "nounset", "a": "allexport", "f": "noglob", "x": "", "v": "", "h": "", "b": "", "m": "",
-            "B": "", "H": "", "E": "", "T": "", "p": ""}  # fmt: skip
+_OPTIONS = {"e": "errexit", "u": "nounset", "a": "allexport", "f": "noglob", "x": "", "v": "", "h": "", "b": "",
+            "m": "", "B": "", "H": "", "E": "", "T": "", "p": ""}  # fmt: skip
 _LONG = {"errexit": "errexit", "nounset": "nounset", "allexport": "allexport", "noglob": "noglob",
          "pipefail": "pipefail", "xtrace": "", "verbose": "", "monitor": "", "hashall": ""}  # fmt: skip
 _STREAMS = ("/dev/null", "/dev/stdout", "/dev/stderr", "/proc/self/fd/1", "/proc/self/fd/2", "/proc/1/fd/1",

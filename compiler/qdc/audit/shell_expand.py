@@ -25,6 +25,7 @@ MACHINE = {
     "FUNCNAME", "BASH_LINENO", "BASH_REMATCH", "DIRSTACK", "BASH_ARGV0", "BASH_ARGV", "BASH_ARGC", "OLDPWD", "PS4",
     "COLUMNS", "LINES", "OPTIND", "TERM", "MAPFILE", "HISTCMD", "PS1", "PS2",
 }  # fmt: skip
+NUMBERS = {"RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "PPID", "UID", "EUID", "LINENO", "BASHPID", "SHLVL"}
 SPECIAL = "@*#?$!-0123456789"
 MAX_TEXT = 1 << 20
 _CLASSES = {"alpha": "A-Za-z", "digit": "0-9", "alnum": "A-Za-z0-9", "upper": "A-Z", "lower": "a-z",
@@ -205,7 +206,8 @@ class Expander:
     def get(self, name: str, line: int) -> Value | None:
         """The value of a variable, None if it is unset."""
         if name in MACHINE and name not in self.state.variables:
-            return unknown(self.here(line), f"${name} depends on the machine or the shell")
+            why = f"${name} depends on the machine or the shell"
+            return unknown(self.here(line), why, number=name in NUMBERS)
         if name == "PWD" and "PWD" not in self.state.variables:
             return self.state.cwd
         if name == "BASH_SOURCE" and self.dialect == "bash":
@@ -251,13 +253,13 @@ class Expander:
         if name == "#":
             count = len(state.positional)
             many = next((item for item in state.positional if item.many), None)
-            return many and replace(many, many=False) if many else Value(str(count), self.here(line))
+            return many and replace(many, many=False, number=True) if many else Value(str(count), self.here(line))
         if name == "?":
             if state.status is None:
-                return unknown(self.here(line), "$? of a command that was not run")
+                return unknown(self.here(line), "$? of a command that was not run", number=True)
             return Value(str(state.status), self.here(line))
         if name in "$!-":
-            return unknown(self.here(line), f"${name}")
+            return unknown(self.here(line), f"${name}", number=name == "$")
         if name == "0":
             return state.zero or unknown(self.here(line), "$0")
         if name.isdigit():
@@ -313,7 +315,7 @@ class Expander:
         if part.length:
             return [Piece(kind, replace(many, many=False) if many else Value(str(len(items)), self.here(line)))]
         if part.op in (":+", "+", ":-", "-") and not many:
-            joined = join([item for item in items], self.here(line))
+            joined = join(list(items), self.here(line))
             if not joined.known:
                 return [Piece(kind, joined)]
             there = bool(items) and (":" not in part.op or len(items) > 1 or joined.text != "")
@@ -453,12 +455,13 @@ class Expander:
     def sum(self, parts: Iterable[Any], line: int) -> Value:
         """The value of an arithmetic expression on whole numbers.
 
-        One over what is not known is taken to be a sum. Raises Undecidable for what may be an error or assigns.
+        Raises Undecidable for what may be an error or assigns.
         """
         pieces = self.pieces(parts, line)
         source = join([piece.value for piece in pieces], self.here(line))
         if source.text is None:
-            return source
+            self._perhaps_wrong([piece.value for piece in pieces], line)
+            return unknown(source.place, f"a sum of what is not known: {source.why}"[:200], number=True)
         from qdc.audit.shell_sums import NotSimple, calculate
 
         used: list[Value] = []
@@ -477,10 +480,22 @@ class Expander:
         try:
             return Value(str(calculate(source.text, look)), self.here(line), parts=tuple(used))
         except NotSimple as error:
-            lost = unknown(self.here(line), f"the sum {source.text.strip()[:60]}: {error}")
-            if missing or self.tolerant:
+            lost = unknown(self.here(line), f"the sum {source.text.strip()[:60]}: {error}", number=True)
+            if self.tolerant:
                 return lost
-            raise Undecidable(lost) from error
+            if not missing:
+                raise Undecidable(lost) from error
+            self._perhaps_wrong(missing, line)
+            return lost
+
+    def _perhaps_wrong(self, values: list[Value], line: int) -> None:
+        """A sum over what may be no number: then dash ends, and bash gives up more than this command."""
+        doubtful = next((value for value in values if not value.known and not value.number), None)
+        if doubtful is None or self.tolerant:
+            return
+        if self.dialect != "dash":
+            raise Undecidable(unknown(self.here(line), f"a sum over what may be no number: {doubtful.why}"[:200]))
+        self.may_leave()
 
     # ---- assignment
 
@@ -504,7 +519,8 @@ def join(values: list[Value], place: Place) -> Value:
     if lost:
         head = "".join(value.text or "" for value in values[: values.index(lost[0])])
         many = any(value.many for value in lost)
-        return replace(lost[0], many=many, beat=(), prefix=head + lost[0].prefix)
+        number = len([value for value in values if value.text != ""]) == 1 and lost[0].number
+        return replace(lost[0], many=many, beat=(), prefix=head + lost[0].prefix, number=number)
     full = [value for value in values if value.text]
     if len(full) == 1:
         return full[0]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from qdc.audit.shell_expand import Expander, Undecidable, join, plain
-from qdc.audit.shell_state import Content, Launch, Place, State, Value, Var, unknown
+from qdc.audit.shell_state import Content, Launch, Place, State, Value, inherited, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -252,7 +252,7 @@ class Programs(Expander):
         """A shell as a process of its own: only what is exported gets there."""
         state = self.state
         own = ("IFS", "PWD", "OLDPWD", "SHLVL", "_")
-        variables = {name: Var(value, True) for name, value in environment.items() if name not in own}
+        variables = inherited({name: value for name, value in environment.items() if name not in own})
         child = State(
             state.cwd, variables, args, zero, 0, options, {}, dict(state.files), state.lost, state.launches, state.out,
             state.stdin,
@@ -327,7 +327,8 @@ class Programs(Expander):
             return False
         self.state.status = None
         self.unsure = unknown(self.here(line), f"how {base} ends")
-        self.emit(unknown(self.here(line), f"the output of {base}"))
+        number = base == "nproc" and not args
+        self.emit(unknown(self.here(line), f"the output of {base}", number=number))
         return True
 
     def _run_cat(self, args: tuple[Value, ...], line: int) -> bool:
