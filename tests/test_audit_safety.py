@@ -23,7 +23,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_audit_images import MANIFEST, SERVE, named, row, target_config, target_weights, untouched
+from test_audit_images import (
+    MANIFEST,
+    SERVE,
+    drafter_json,
+    drafter_weights,
+    named,
+    recipe,
+    row,
+    target_config,
+    target_weights,
+    untouched,
+)
 from test_formats_images import Content, layout_blobs, make_config, make_tar, sha, write_layout
 
 from qdc.audit.audit import audit
@@ -37,7 +48,7 @@ EXAMPLES = int(os.environ.get("QDC_FUZZ", "300"))
 SECONDS = 20.0
 """Of one image, on any machine; a real one of this size takes 0.03."""
 CLAIMS = ["serve.k=7", "drafter.kind=dflash", "target.quantization.scheme.bits=4", "drafter.swa.window=64"]
-WAYS = ("outer", "layer", "header", "document", "weights", "extra", "config")
+WAYS = ("outer", "layer", "header", "document", "weights", "file", "extra", "config")
 FORMS = ("oci", "oci-gzip", "archive", "archive-gzip", "docker-archive", "folder")
 NUMBERS = (0, 1, 7, 255, 256, 511, 512, 1 << 31, (1 << 32) - 1, 1 << 33, (1 << 62) - 1, 1 << 63, (1 << 64) - 1)
 TEXTS = [
@@ -145,20 +156,66 @@ def extra_members(random_: random.Random) -> bytes:
     return buffer.getvalue().rstrip(b"\0") + bytes(512)
 
 
+START = b"""#!/bin/bash
+set -e
+source /opt/config.sh
+export K="${K:-7}" MODEL=${MODEL:-/models/t}
+[ -f "$MODEL/config.json" ] || exit 1
+cat > /tmp/spec.json <<END
+{"method": "dflash", "model": "/models/d", "num_speculative_tokens": $K}
+END
+exec vllm serve "$MODEL" --max-model-len 4096 --speculative-config "$(cat /tmp/spec.json)" "$@"
+"""
+SITE = "usr/lib/python3/site-packages"
+
+
+def library() -> bytes:
+    """An ELF file with a section of GPU code of which only the header is one."""
+    names, code = b"\0.nv_fatbin\0.shstrtab\0", struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 64).ljust(80, b"\1")
+    at = 64 + len(code) + len(names)
+    head = b"\x7fELF\2\1\1".ljust(16, b"\0") + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, at, 0, 64, 0, 0, 64, 3, 2)
+    sections = [(0, 0, 0, 0), (1, 1, 64, len(code)), (12, 3, 64 + len(code), len(names))]
+    table = [
+        struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, where, size, 0, 0, 1, 0) for name, kind, where, size in sections
+    ]
+    return head + code + names + b"".join(table)
+
+
 @functools.cache
-def parts() -> tuple[list[dict[str, Content]], dict[str, Any]]:
+def foreign() -> tuple[list[dict[str, Content]], dict[str, Any]]:
+    """An image as others make them: scripts, packages, a library, settings that a later layer hides."""
+    record = b"vllm/__init__.py,sha256=AAAA,1\nvllm/_C.abi3.so,,\n"
+    layers: list[dict[str, Content]] = [
+        {"bin/bash": b"\x7fELF", "opt/config.sh": b"K=15\n", "etc/os-release": b"ID=debian\n"},
+        {f"{SITE}/vllm-0.22.1.dist-info/METADATA": b"Name: vllm\nVersion: 0.22.1\n",
+         f"{SITE}/vllm-0.22.1.dist-info/RECORD": record, f"{SITE}/vllm/__init__.py": b"",
+         f"{SITE}/plug-1.dist-info/entry_points.txt": b"[vllm.general_plugins]\nplug = plug:register\n",
+         f"{SITE}/vllm/_C.abi3.so": library()},
+        {"models/t/config.json": target_config(), "models/t/model.safetensors": target_weights(),
+         "models/t/generation_config.json": b'{"eos_token_id": [2, 3]}', "models/t/tokenizer_config.json": b"{}",
+         "models/t/tokenizer.json": b'{"model": {"vocab": {"a": 0}}, "added_tokens": []}',
+         "models/t/chat_template.jinja": b"{% for m in messages %}{{ m.content }}{% endfor %}"},
+        {"models/d/config.json": drafter_json(recipe()), "models/d/model.safetensors": drafter_weights()},
+        {"opt/config.sh": b"export K=7 VLLM_USE_V1=1\n", "start.sh": START, "models/t/.wh.tokenizer.json": b""},
+    ]  # fmt: skip
+    return layers, {"Entrypoint": ["/bin/bash", "/start.sh"], "Cmd": ["--port", "8000"], "Env": ["K=9", "PATH=/bin"]}
+
+
+@functools.cache
+def own() -> tuple[list[dict[str, Content]], dict[str, Any]]:
     return untouched().layers, untouched().settings
 
 
 def changed_image(random_: random.Random, folder: Path) -> tuple[str, str]:
     """An image in one of the forms, changed in one to three ways; where it is."""
-    layers, start = parts()
+    layers, start = random_.choice((own, foreign))()
     files = [dict(layer) for layer in layers]
     form, way = random_.choice(FORMS), random_.choice(WAYS)
-    if way in ("document", "weights"):
-        suffix = ".json" if way == "document" else ".safetensors"
-        number, path = random_.choice([(n, p) for n, layer in enumerate(files) for p in layer if p.endswith(suffix)])
-        change = document_changed if way == "document" else weights_changed
+    if way in ("document", "weights", "file"):
+        suffix = {"document": ".json", "weights": ".safetensors", "file": ""}[way]
+        found = [(n, p) for n, layer in enumerate(files) for p, data in layer.items() if isinstance(data, bytes)]
+        number, path = random_.choice([(n, p) for n, p in found if p.endswith(suffix)])
+        change = {"document": document_changed, "weights": weights_changed, "file": flipped}[way]
         files[number][path] = change(random_, bytes(files[number][path]))  # type: ignore[arg-type]
     if form == "folder":
         return "folder", str(changed_folder(random_, folder, files, way))
@@ -176,9 +233,13 @@ def changed_image(random_: random.Random, folder: Path) -> tuple[str, str]:
 
 
 def changed_folder(random_: random.Random, folder: Path, files: list[dict[str, Content]], way: str) -> Path:
-    found = {path[11:]: data for layer in files for path, data in layer.items() if path.startswith("opt/models/")}
+    found = {
+        path.removeprefix("opt/")[7:].replace("t/", "target/", 1) if path.startswith("models/t/") else
+        path.removeprefix("opt/")[7:]: data
+        for layer in files for path, data in layer.items() if path.removeprefix("opt/").startswith("models/")
+    }  # fmt: skip
     data = {path: data for path, data in found.items() if isinstance(data, bytes)}
-    if way not in ("document", "weights"):
+    if way not in ("document", "weights", "file"):
         path = random_.choice(sorted(data))
         data[path] = flipped(random_, data[path])
     root = write_layout(folder / "m", data)
@@ -231,7 +292,7 @@ def outcome(place: str, name: str) -> str:
     json.dumps(report, allow_nan=False).encode()
     render_text(report).encode()
     assert sum(report["counts"].values()) == len(report["verdicts"])
-    assert all(row["evidence"] for row in report["verdicts"])
+    assert all(row["evidence"] or row["verdict"] == "recorded" for row in report["verdicts"])
     return "refuted" if report["counts"]["refuted"] else "unread" if report["counts"]["unread"] else "proved"
 
 
