@@ -205,6 +205,34 @@ def test_pickles_are_noted_and_not_opened(tmp_path: Path) -> None:
     assert "a pickle: not opened" in said(report, "target.weights")
 
 
+def test_a_model_in_a_hubs_cache_is_read_through_its_links(tmp_path: Path) -> None:
+    files: dict[str, Content] = {}
+    for path, data in sharded().items():
+        name = path.removeprefix("m/")
+        files[f"root/hub/models--x/blobs/{name}.blob"] = data
+        files[f"root/hub/models--x/snapshots/abc/{name}"] = f"../../blobs/{name}.blob"
+    files["root/hub/models--x/snapshots/abc/loop.safetensors"] = "loop.safetensors"
+    report = audited(tmp_path, files, f"{BITS}=4", "target.quantization.scheme.group_size=32")
+    assert row(report, BITS)["verdict"] == row(report, "target.quantization.scheme.group_size")["verdict"] == "proved"
+    assert row(report, BITS)["evidence"][0]["path"].startswith("/root/hub/models--x/blobs/")
+
+
+def test_a_folder_is_found_behind_a_link(tmp_path: Path) -> None:
+    files: dict[str, Content] = {"data": None, "data/m": None, "models": "/data"}
+    files |= {path.replace("m/", "data/m/", 1): data for path, data in target().items()}
+    files |= {path.replace("m/", "data/n/", 1): data for path, data in target(vocab_size=128).items()}
+    report = audited(tmp_path, files, f"{BITS}=4", Entrypoint=["vllm", "serve", "--model", "/models/m"])
+    assert row(report, BITS)["verdict"] == "proved"
+    assert row(report, "target.vocab_size")["value"] == 100
+
+
+def test_a_model_of_pickles_alone_is_unread(tmp_path: Path) -> None:
+    files = {"m/config.json": target()["m/config.json"], "m/pytorch_model.bin": b"\x80\x02."}
+    report = audited(tmp_path, files, f"{BITS}=4")
+    assert row(report, BITS)["verdict"] == "unread" and "holds no safetensors file" in said(report, BITS)
+    assert row(report, "target.architecture")["verdict"] == "recorded"
+
+
 @pytest.mark.parametrize(
     ("fields", "more", "value", "verdict"),
     [

@@ -333,6 +333,14 @@ def test_a_history_of_other_layers_is_a_contradiction(tmp_path: Path) -> None:
     assert "2 of them made layers; there are 1" in said(report, "image.history")
 
 
+def test_a_step_of_history_gives_no_credential_away(tmp_path: Path) -> None:
+    step = "RUN HF_TOKEN=hf_abcdefgh pip install https://user:geheim@host/x?sig=geheim2"
+    report = written(tmp_path, 1, [{"created_by": step}])
+    text = json.dumps(report)
+    assert "pip install https://host/x" in text
+    assert not any(word in text for word in ("hf_abcdefgh", "geheim"))
+
+
 def test_an_image_of_qdc_has_nothing_to_hide(tmp_path: Path) -> None:
     report = untouched().audit(tmp_path)
     claims = {item["claim"]: item["verdict"] for item in report["verdicts"]}

@@ -272,7 +272,8 @@ def _judge(look: Look, told: list[Claim], findings: Findings) -> list[Verdict]:
 
 def _against_bytes(look: Look, id: str, fact: Fact, group: list[Claim]) -> Verdict:
     evidence, refuted = list(fact.evidence), bool(fact.problems) and bool(group)
-    evidence += [{**_place(fact), "text": problem} for problem in fact.problems]
+    shown = {item["text"] for item in evidence}
+    evidence += [{**_place(fact), "text": problem} for problem in fact.problems if problem not in shown]
     for claim in group:
         against = fact.against(claim.value)
         if against:

@@ -90,7 +90,11 @@ def compliance_facts(look: Look, packages: list[Package], arguments: Mapping[str
     _acceptance(look, seen.acceptance, arguments, findings)
     if seen.routes:
         problems = [text for text, _ in seen.routes]
-        rows = [_evidence(look, line) for _, lines in seen.routes[:10] for line in lines[:5]]
+        rows = [
+            _evidence(look, line, text if not number else None)
+            for text, lines in seen.routes[:10]
+            for number, line in enumerate(lines[:5])
+        ]
         findings.fault("compliance.routes", Fact(problems, rows, problems))
     _penalties(look, seen, findings)
 
@@ -120,7 +124,7 @@ def _server(path: str, lines: list[Line], seen: Seen) -> None:
             seen.penalties.append((f"/{path} line {line.number} sets {match[1]} to {match[2][:40]}", line))
     if len(upstreams) > 1 and branches:
         text = f"/{path} line {branches[0].number} chooses by route between engines at {', '.join(sorted(upstreams))}"
-        seen.routes.append((text, [*dict.fromkeys(upstreams.values()), branches[0]]))
+        seen.routes.append((text, [branches[0], *dict.fromkeys(upstreams.values())]))
     if told:
         text = f"/{path} line {told[0].number} looks for words in a prompt: {told[0].text[:80]}"
         seen.routes.append((text, told))
@@ -204,7 +208,7 @@ def _acceptance(look: Look, lines: list[Line], arguments: Mapping[str, Any], fin
 def _penalties(look: Look, seen: Seen, findings: Findings) -> None:
     """Penalties that a server, or a variable for it, adds to some requests."""
     problems = [text for text, _ in seen.penalties]
-    rows = [_evidence(look, line) for _, line in seen.penalties[:20]]
+    rows = [_evidence(look, line, text) for text, line in seen.penalties[:20]]
     for item in _environment(look):
         name, _, value = item.partition("=")
         if "PENALTY" in name.upper() and seen.servers and not _NEUTRAL.match(value.strip()):
@@ -219,5 +223,5 @@ def _environment(look: Look) -> list[str]:
     return [item for item in listed if isinstance(item, str)] if isinstance(listed, list) else []
 
 
-def _evidence(look: Look, line: Line) -> Evidence:
-    return look.at(line.path, f"line {line.number}: {line.text[:120]}", line.offset, len(line.raw))
+def _evidence(look: Look, line: Line, text: str | None = None) -> Evidence:
+    return look.at(line.path, text or f"line {line.number}: {line.text[:120]}", line.offset, len(line.raw))

@@ -7,13 +7,15 @@ image, the byte range in that layer's tar, a short text, and a shell command tha
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from qdc.core import canonical
 from qdc.core.errors import QdcError
 from qdc.formats.oci import Image, as_object, parse_json
+from qdc.formats.overlay import Entry
 
 Evidence = dict[str, Any]
 PROVED, REFUTED, RECORDED, UNREAD = "proved", "refuted", "recorded", "unread"
@@ -146,9 +148,35 @@ class Look:
         return as_object(parse_json(self.image.read(path), path), path)
 
     def folder(self, path: str) -> dict[str, int]:
-        """Name -> size of the regular files directly and deeper below folder `path`."""
-        root = path.strip("/") + "/" if path.strip("/") else ""
-        return {name[len(root) :]: entry.size for name, entry in self.image.files().items() if name.startswith(root)}
+        """Name -> size of the files directly and deeper below folder `path`, and of those that links there lead to."""
+        place = self._behind_folder(path.strip("/"))
+        root = f"{place}/" if place else ""
+        found = {name: entry.size for name, entry in self.image.files().items() if name.startswith(root)}
+        found |= {name: entry.size for name in self._links if name.startswith(root) and (entry := self._behind(name))}
+        return {name[len(root) :]: found[name] for name in sorted(found)}
+
+    def names(self) -> Iterator[str]:
+        """Paths of all files, and of all links that may lead to one: a hub's cache links each file of a model."""
+        yield from self.image.files()
+        yield from self._links
+
+    @cached_property
+    def _links(self) -> list[str]:
+        return sorted(path for path, entry in self.image.overlay.entries.items() if entry.type == "symlink")
+
+    def _behind_folder(self, path: str) -> str:
+        """The folder that a path leads to, where links are followed; the path itself where that is no folder."""
+        try:
+            entry = self.image.overlay.resolve(path)
+        except QdcError:
+            return path
+        return entry.path if entry is not None and entry.type == "dir" else path
+
+    def _behind(self, path: str) -> Entry | None:
+        try:
+            return self.image.find(path)
+        except QdcError:
+            return None
 
 
 TOO_MUCH = "not read where each byte is fetched"

@@ -6,14 +6,17 @@ that only a start script or a manifest would use show that they were there.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from qdc.audit.claims import MANIFEST
 from qdc.audit.evidence import Fact, Findings, Look
+from qdc.core.redact import HIDDEN, without_credentials
 
 _IMPORTED = ("imported from",)
 _STARTERS = ("entrypoint.sh", "docker-entrypoint.sh", "nvidia_entrypoint.sh", "serve", "start.sh")
 _LARGEST = 5
+_SECRET = re.compile(r"(\b\w*(?:KEY|SECRET|TOKEN|PASSW|CREDENTIAL)\w*\s*[=:]\s*)[^\s\"']+", re.IGNORECASE)
 
 
 def history_facts(look: Look, findings: Findings) -> None:
@@ -31,13 +34,16 @@ def history_facts(look: Look, findings: Findings) -> None:
     text = f"{len(history)} steps of history, {len(made)} of them made layers; there are {len(look.image.layers)}"
     odd = [f"{text}: the history is not this image's"] if history and len(made) != len(look.image.layers) else []
     rows = [look.configuration(text)]
-    rows += [
-        look.configuration(f"{row.get('created_by') or row.get('comment') or '(nothing)'}"[:200])
-        for row in history[-5:]
-    ]
+    rows += [look.configuration(_step(row)) for row in history[-5:]]
     findings.facts["image.history"] = Fact(value, rows, odd)
     _flattened(look, history, findings)
     _size(look, findings)
+
+
+def _step(row: dict[str, Any]) -> str:
+    """One step of history, without what it may give away."""
+    text = str(row.get("created_by") or row.get("comment") or "(nothing)")
+    return _SECRET.sub(rf"\1{HIDDEN}", without_credentials(text))[:200]
 
 
 def _flattened(look: Look, history: list[dict[str, Any]], findings: Findings) -> None:

@@ -278,6 +278,7 @@ class Model:
 
 
 _COMPRESSED = "compressed-tensors"
+_MODEL = re.compile(r"(?:.*/)?(?:[^/]+\.safetensors|pytorch_model[^/]*\.bin)")
 _SPARING = 1 << 16
 """Bytes of zero points that are read where each byte is fetched."""
 
@@ -312,10 +313,10 @@ def _census(facts: compressed_tensors.Facts, claimed: Any) -> list[str]:
 
 
 def find_models(look: Look) -> tuple[list[str], list[str]]:
-    """(targets, drafters): folders that hold config.json and safetensors; drafters by their config."""
+    """(targets, drafters): folders that hold config.json and weights; drafters by their config."""
     targets: list[str] = []
     drafts: list[str] = []
-    folders = {path.rpartition("/")[0] for path in look.image.files() if path.endswith(".safetensors")}
+    folders = {path.rpartition("/")[0] for path in look.names() if _MODEL.fullmatch(path)}
     for folder in sorted(folders):
         try:
             config = look.json(f"{folder}/config.json")

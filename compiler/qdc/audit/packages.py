@@ -129,8 +129,11 @@ def _against_records(look: Look, packages: list[Package], digests: Mapping[str, 
     text = f"{counts['listed']} files are listed, {counts['hashed']} of them were hashed"
     first = next(package for package in packages if package.listed is not None)
     rows: list[Evidence] = [look.at(f"{first.info}/RECORD", text)]
-    rows += [look.at(row.path, f"{package.name}: {why}", show="| sha256sum") for package, row, why in altered[:_SHOWN]]
     problems = [f"{package.name}: /{row.path} has {why}" for package, row, why in altered[:_SHOWN]]
+    rows += [
+        look.at(row.path, problem, show="| sha256sum")
+        for (_, row, _), problem in zip(altered[:_SHOWN], problems, strict=True)
+    ]
     return Fact(value, rows, problems)
 
 
