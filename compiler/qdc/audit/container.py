@@ -83,6 +83,8 @@ def _option(words: list[str], found: Arguments) -> list[str]:
             raise _bad(f"{word} has no value")
         value, rest = rest[0], rest[1:]
     if name == "env":
+        if not re.fullmatch(r"[^=\s]+(=.*)?", value, re.DOTALL):
+            raise _bad(f"{word} {value!r} names no variable")
         found.environment.append(value)
     elif name == "env-file":
         raise _bad(f"{word} names a file outside of the image", "write its lines as -e NAME=VALUE")
@@ -139,8 +141,6 @@ def _environment(given: Any, run: list[str], root: bool) -> dict[str, Value]:
             found[name] = Value(text, ENV).over(_real(found.get(name)))
     for item in run:
         name, equals, text = item.partition("=")
-        if not re.fullmatch(r"[^=\s]+", name):
-            raise _bad(f"-e {item!r} names no variable")
         value = Value(text, RUN) if equals else unknown(RUN, f"-e {name} takes it from the caller", many=True)
         found[name] = value.over(_real(found.get(name)))
     return found

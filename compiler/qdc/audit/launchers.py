@@ -153,7 +153,11 @@ def constants(text: str, path: str) -> Text:
         return found
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in skipped:
+        if not isinstance(node, ast.Constant) or id(node) in skipped:
+            continue
+        if type(node.value) in (int, float):
+            found.texts.setdefault(str(node.value), node.lineno)
+        if not isinstance(node.value, str):
             continue
         if len(node.value) < 80:
             found.texts.setdefault(node.value, node.lineno)
@@ -354,7 +358,7 @@ class _Maker:
         if not held:
             return None
         first, *rest = held
-        for loser in reversed(rest):
+        for loser in rest:
             first = first.over(loser)
         return first
 
