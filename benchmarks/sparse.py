@@ -99,7 +99,7 @@ def weights(size: int, number: int, noise: bool) -> Sparse:
     return out
 
 
-# Two INT4 codes a byte as weights have them: near zero often, far from it seldom; gzip leaves about nine tenths.
+# Two INT4 codes a byte as weights have them: near zero often, far from it seldom, so that gzip finds a little.
 _NEAR = [code for code, often in zip(range(16), (0, 0, 0, 1, 1, 1, 2, 3, 3, 2, 1, 1, 1, 0, 0, 0), strict=True)
          for _ in range(often)]  # fmt: skip
 _SKEWED = bytes(_NEAR[byte >> 4] << 4 | _NEAR[byte & 15] for byte in range(256))

@@ -90,6 +90,27 @@ def test_packages_files_layers_and_start(tmp_path: Path) -> None:
     ]
 
 
+def test_settings_in_force_are_compared_whatever_gives_them(tmp_path: Path) -> None:
+    """n-gram by ENV behind a script, DFlash by a sourced file: the words are those of two recipes."""
+    ngram = submissions.sixth(env=submissions.ngram(20), sourced=None)
+    dflash = submissions.sixth(env=submissions.ngram(20), sourced=submissions.DFLASH)
+    texts, unread = pair(tmp_path, ngram, dflash)
+    assert texts[:2] == [
+        "target unchanged, same weights digest",
+        "drafter: n-gram 20 -> DFlash K=15, draft block 16",
+    ]
+    assert [text for text in texts if text.startswith("file")] == [
+        "file /opt/program/config.sh added, 217 B mode 755, layer 3"
+    ]
+    assert unread == {}
+
+
+def test_an_argument_without_a_field_is_told_by_its_name(tmp_path: Path) -> None:
+    a, b = (images.served(images.speculation(), "--kv-cache-dtype", kind) for kind in ("auto", "fp8"))
+    texts, _ = pair(tmp_path, a, b)
+    assert "serve.arguments.kv-cache-dtype auto -> fp8" in texts
+
+
 def test_debian_packages(tmp_path: Path) -> None:
     a, b = images.served(images.speculation()), images.served(images.speculation())
     for made, version in ((a, "2.36-9"), (b, "2.36-10")):

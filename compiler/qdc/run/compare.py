@@ -40,6 +40,10 @@ _PLAIN = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
 _ELSEWHERE = ("serve.start", "serve.weights", "serve.chat_template", "target.chat_template", "serve.patches[",
               "serve.packages", "serve.engine.files")  # fmt: skip
 """Facts that other parts of a comparison tell."""
+_ARGUMENT = re.compile(r"serve\.arguments\[(.+)\]")
+_FIELDS = ("max-model-len", "max-num-seqs", "dtype", "speculative-config", "chat-template", "model",
+           "enable-prefix-caching", "no-enable-prefix-caching")  # fmt: skip
+"""Arguments of the engine that a recipe has a field for, or that other facts tell."""
 _TEMPLATE = 1 << 20
 
 
@@ -226,6 +230,7 @@ def _facts(side: Side) -> dict[str, Any]:
     recipe: dict[str, Any] = {}
     unread: Unread = {}
     places: dict[str, str] = {}
+    arguments: dict[str, Any] = {}
     for row in audit(side.image)["verdicts"]:
         id, evidence = row["claim"], row["evidence"]
         if not id.startswith(("target.", "drafter.", "serve.")):
@@ -233,6 +238,9 @@ def _facts(side: Side) -> dict[str, Any]:
         first = next((str(item["path"]) for item in evidence if str(item["path"]).startswith("/")), None)
         if first:
             places[id] = first.strip("/")
+        argument = _ARGUMENT.fullmatch(id)
+        if argument is not None and argument[1] not in _FIELDS and row["verdict"] != "unread":
+            arguments[argument[1]] = row["value"]
         if id.startswith(_ELSEWHERE) or not _PLAIN.fullmatch(id):
             continue
         if row["verdict"] == "unread":
@@ -249,6 +257,8 @@ def _facts(side: Side) -> dict[str, Any]:
     side.facts["unread"] = unread
     side.facts["weights"] = {item.pop("place") for item in weights}
     document: dict[str, Any] = {"recipe": recipe, "artifacts": {}, "serving": {"weights": weights}}
+    if arguments:
+        document["rest"] = {"serve": {"arguments": arguments}}
     if "serve.chat_template" in places:
         path = places["serve.chat_template"]
         side.facts["template"] = path
@@ -290,6 +300,7 @@ def _only_common(documents: list[dict[str, Any]]) -> tuple[str, ...]:
     """Leave out of both documents the models that only one of them shows, and how engines are started."""
     for document in documents:
         document["recipe"].pop("serve", None)
+        document.pop("rest", None)
         document["serving"].pop("template", None)
     for subject in ("target", "drafter"):
         shown = [any(item["path"].startswith(f"/{subject}/") for item in document["serving"]["weights"])
