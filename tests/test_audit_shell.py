@@ -1,6 +1,7 @@
 """Entrypoint scripts as the audit reads them, against the shells that run them.
 
-`AUDIT_SHELL_CASES=10000 pytest tests/test_audit_shell.py -k real_shells -s` is the long run; it prints its figures (`AUDIT_SHELL_FIRST`: the first seed).
+`AUDIT_SHELL_CASES=10000 pytest tests/test_audit_shell.py -k real_shells -s` is the long run, which prints its figures;
+`AUDIT_SHELL_FIRST` is the first seed.
 """
 
 from __future__ import annotations
