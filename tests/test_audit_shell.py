@@ -1,6 +1,7 @@
 """Entrypoint scripts as the audit reads them, against the shells that run them.
 
-`QDC_SHELL_CASES=10000 pytest tests/test_audit_shell.py -k real_shells -s` is the long run; it prints its figures.
+`AUDIT_SHELL_CASES=10000 pytest tests/test_audit_shell.py -k real_shells -s` is the long run, which prints its figures;
+`AUDIT_SHELL_FIRST` is the first seed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from qdc.audit.effective import Trace, trace
 from qdc.audit.shell_files import ImageFiles
 from qdc.audit.shell_state import Launch, Value
 
-CASES = int(os.environ.get("QDC_SHELL_CASES", "200"))
-FIRST = int(os.environ.get("QDC_SHELL_FIRST", "0"))
+CASES = int(os.environ.get("AUDIT_SHELL_CASES", "200"))
+FIRST = int(os.environ.get("AUDIT_SHELL_FIRST", "0"))
 
 
 def read(

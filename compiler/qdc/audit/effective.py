@@ -15,8 +15,8 @@ from qdc.audit import launchers
 from qdc.audit.container import CONFIGURATION, Arguments, Start, start
 from qdc.audit.engine_words import Effective, Setting, effective
 from qdc.audit.shell import Shell
-from qdc.audit.shell_expand import Dead, Undecidable
 from qdc.audit.shell_files import Files, ImageFiles
+from qdc.audit.shell_pieces import Dead, Undecidable
 from qdc.audit.shell_programs import engine_words
 from qdc.audit.shell_state import Launch, Place, State, Value, inherited, unknown
 from qdc.formats.oci import Image

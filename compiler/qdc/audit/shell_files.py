@@ -9,7 +9,7 @@ import posixpath
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from qdc.audit.shell_expand import pattern
+from qdc.audit.shell_patterns import pattern
 from qdc.core.errors import QdcError
 from qdc.formats.oci import Image
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from qdc.audit.shell_expand import Expander, Piece
+from qdc.audit.shell_expand import Expander
+from qdc.audit.shell_pieces import Piece
 from qdc.audit.shell_state import Place, Value, unknown
-from qdc.audit.shell_words import Arithmetic, Test, Word
+from qdc.audit.shell_tree import Arithmetic, Test, Word
 
 Answer = bool | int | None
 ERROR = 2
