@@ -31,6 +31,7 @@ START = [["/usr/bin/python3", f"/{LAUNCHER}"], ["serve"]]
 _DIST = re.compile(r"(?:.*/)?(vllm(?:[_-]\w+)?)-([^/]+)\.dist-info/METADATA")
 _HARMFUL = re.compile(r"(PYTHON|LD_|QDC_)\w*=")
 _REACHES = re.compile(r"(VLLM|EQC|FLA|FLASHINFER|TORCH|PYTORCH|TRITON|HF)_\w+")
+DEFAULT = "left to the engine's default"
 _FIELDS = {
     "serve.max_model_len": ("max-model-len", int),
     "serve.max_num_seqs": ("max-num-seqs", int),
@@ -191,7 +192,7 @@ class Serving:
                 continue
             value = self.arguments.get(name)
             if value is None:
-                self.findings.unread[id] = "left to the engine's default"
+                self.findings.unread[id] = DEFAULT
                 continue
             read = _number if kind is int else _text
             told = read(value)
@@ -219,7 +220,7 @@ class Serving:
             if value is None and id != "serve.k":
                 continue
             if value is None and self.speculation:
-                self.findings.unread[id] = "left to the engine's default"
+                self.findings.unread[id] = DEFAULT
                 continue
             told = _number(value) if type(value) is str and id == "serve.k" else value
             self.findings.facts[id] = Fact(told, self.evidence("speculative-config", f"{key} {value}"))

@@ -90,6 +90,8 @@ def compare(a: Side, b: Side) -> tuple[list[Change], Unread]:
     if both[0] is not None and both[1] is not None:
         told |= _told_files(changes)
         changes += _contents(a, b, told)
+        if not changes and (a.kind == "model folder") == (b.kind == "model folder"):
+            unread.clear()  # All that could be read or not is the same bytes.
     if a.measurements is not None and b.measurements is not None:
         common = True
         changes += measurement_changes(a.measurements, b.measurements)
@@ -208,9 +210,13 @@ def _template(side: Side) -> str | None:
 
 def _by_facts(a: Side, b: Side, unread: Unread) -> list[Change]:
     """Both sides by what an audit reads in their bytes."""
+    from qdc.audit.serving import DEFAULT
+
     documents = [_facts(side) for side in (a, b)]
     why = [side.facts["unread"] for side in (a, b)]
     for id in sorted(why[0].keys() | why[1].keys()):
+        if why[0].get(id) == why[1].get(id) == DEFAULT:
+            continue
         sides = [name for name, reasons in zip("AB", why, strict=True) if id in reasons]
         unread[id] = f"{' and '.join(sides)}: {why[0].get(id) or why[1].get(id)}"
         for document in documents:
