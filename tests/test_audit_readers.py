@@ -232,6 +232,28 @@ def test_the_trailer_of_a_compressed_layer_ends_it_and_is_said_to(monkeypatch: p
     assert row(report, "files.unnamed")["verdict"] == "proved"
 
 
+@pytest.mark.parametrize("pack", [False, True])
+def test_what_cannot_be_fetched_is_unread_and_never_refuted(pack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many requests, none is answered."""
+    built, words = with_weights(1 << 20), set()
+    with registry(built, pack) as (_, name):
+        for limit in range(1, 24):
+            left = limit
+
+            def pay(self: Any, length: int) -> None:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise QdcError("registry.enough", "no more", exit_code=4)
+
+            monkeypatch.setattr(remote.RemoteBlob, "_pay", pay)
+            with open_image("registry", name) as reader:
+                report = audit(reader, expect=built.id, require=["serve.k=7"])
+            assert named(report, "refuted") == [], limit
+            words.add(row(report, "serve.k")["verdict"])
+    assert words == {"unread", "proved"}
+
+
 def test_a_registry_that_sends_a_blob_whole_is_not_listened_to() -> None:
     built = with_weights(4 << 20)
     with registry(built) as (fake, name):

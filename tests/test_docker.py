@@ -18,7 +18,10 @@ from typing import Any
 import docker
 import image_fixtures as fixtures
 import pytest
+import test_audit_images as audited
 
+from qdc.audit.audit import audit
+from qdc.audit.images import open_image
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_file
 from qdc.image import export
@@ -223,3 +226,18 @@ def test_podman_loads_and_runs_it(archive: tuple[Path, VirtualImage]) -> None:
         command(*podman, "rmi", "--all", "--force")
         subprocess.run(["umount", "-R", str(folder / "root/overlay")], capture_output=True, check=False)
         shutil.rmtree(folder)
+
+
+def test_an_audit_reads_what_the_engine_sends(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = audited.untouched()
+    file = audited.write_archive(tmp_path / "image.tar", built.config(), built.tars(), "audited:1")
+    engine.images.load(file.read_bytes())
+    monkeypatch.setattr(docker, "from_env", lambda: engine)
+    with open_image("docker", "audited:1") as reader:
+        report = audit(reader, expect=built.id)
+    assert report["tags"] == ["audited:1"]
+    assert report["counts"]["refuted"] == report["counts"]["unread"] == 0
+    assert audited.row(report, "serve.k")["verdict"] == "proved"
+    with pytest.raises(QdcError, match="docker cannot give nothing:1"), open_image("docker", "nothing:1"):
+        pass
+    forget(engine)

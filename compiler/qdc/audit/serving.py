@@ -120,6 +120,9 @@ class Serving:
             if isinstance(item, str) and _HARMFUL.match(item):
                 problems.append(f"the image sets {item.partition('=')[0]} for the launcher")
         recorded, seen = self.files.get(LAUNCHER), self.digests.get(LAUNCHER)
+        if seen is None and self.look.image.find(LAUNCHER) is not None:
+            self.findings.unread["serve."] = "the launcher could not be read"
+            return
         if seen is None:
             problems.append("there is no launcher")
         elif recorded is None:
@@ -367,9 +370,12 @@ def patch_facts(look: Look, serve: dict[str, Any], digests: dict[str, str]) -> d
         found = [root for root in roots if root.rstrip("/").rpartition("/")[2] == name]
         files = look.folder(found[0]) if len(found) == 1 else {}
         root = found[0].strip("/") if found else ""
-        table = {path: digests.get(f"{root}/{path}", "") for path in files}
+        table = {path: digests[f"{root}/{path}"] for path in files if f"{root}/{path}" in digests}
         problems = [] if files else [f"the patch {name} is not on the launcher's path"]
         evidence = [look.at(f"{root}/{path}", f"file of the patch {name}", show="| sha256sum") for path in files]
+        if len(table) < len(files):
+            facts[f"serve.patches[{name}]"] = Fact(None, evidence, [], lambda _: [], False)  # Not all could be read.
+            continue
         facts[f"serve.patches[{name}]"] = Fact(canonical.digest(table), evidence, problems)
     present = [str(name) for name in names]
 
