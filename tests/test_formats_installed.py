@@ -69,7 +69,7 @@ def test_a_row_cannot_leave_the_image() -> None:
     assert [row.path for row in rows] == ["etc/passwd"]
 
 
-@pytest.mark.parametrize("data", [b"a\0b,,\n" * 2, b"\xff,,\n", b'"' + b"x" * 200_000])
+@pytest.mark.parametrize("data", [b"\xff,,\n", b'"' + b"x" * 200_000])
 def test_what_is_no_record_is_an_error(data: bytes) -> None:
     with pytest.raises(QdcError, match="not a RECORD"):
         installed.record(data, ROOT, "x.dist-info/RECORD")

@@ -27,7 +27,8 @@ $shared -gencode arch=compute_75,code=compute_75 add.cu -o ptx.so
 $shared --compress-mode=size -gencode arch=compute_90,code=sm_90 -gencode arch=compute_80,code=[sm_80,compute_80] \
   -DMANY add.cu -o compressed.so
 for name in add other; do
-  nvcc -O1 -rdc=true -frandom-seed 1 -Xcompiler -fPIC -gencode arch=compute_86,code=sm_86 -c $name.cu -o $name.o
+  nvcc -O1 -rdc=true -frandom-seed 1 -Xcompiler -fPIC -gencode arch=compute_86,code=[sm_86,compute_86] -c $name.cu \
+    -o $name.o
 done
 nvcc -gencode arch=compute_86,code=sm_86 -Xcompiler -fPIC -dlink add.o other.o -o link.o
 g++ -shared -s add.o other.o link.o -o relocatable.so

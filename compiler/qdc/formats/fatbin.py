@@ -19,7 +19,8 @@ from qdc.formats import elf
 from qdc.formats.ranges import RangeReader
 
 MAGIC = struct.pack("<I", 0xBA55ED50)
-SECTIONS = (".nv_fatbin", "__nv_relfatbin")
+LINKED, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"
+"""Sections of code that runs, and of the pieces that it was linked from."""
 MAX_ENTRIES = 200_000
 Kind = Literal["cubin", "ptx"]
 Grade = Literal["native", "jit", "none"]
@@ -69,6 +70,8 @@ def grade(codes: Iterable[Code], card: tuple[int, int]) -> Grade:
 def read_images(reader: RangeReader, what: str) -> Images:
     """All code in a library, a cubin, a fat binary or a PTX file; empty where there is none.
 
+    Where a library holds linked code, the pieces that it was linked from count with their PTX alone: the driver is
+    given them to link for a card that came later (`crt/link.stub` of CUDA), and their cubins do not run.
     Raises QdcError `elf.*` or `fatbin.*` on a malformed file.
     """
     found: Images = Counter()
@@ -85,9 +88,19 @@ def read_images(reader: RangeReader, what: str) -> Images:
     assert frame is not None
     if frame.machine == elf.CUDA:
         found[frozenset([_cubin(reader, frame, what)])] += 1
-    for section in frame.named(*SECTIONS):
+    for section in frame.named(LINKED):
         _walk(reader, section.offset, section.size, what, found)
-    return found
+    if not found:
+        for section in frame.named(RELOCATABLE):
+            _walk(reader, section.offset, section.size, what, found)
+        return found
+    pieces: Images = Counter()
+    for section in frame.named(RELOCATABLE):
+        _walk(reader, section.offset, section.size, what, pieces)
+    for image, count in pieces.items():
+        ptx = frozenset(code for code in image if code.kind == "ptx")
+        found[ptx] += count if ptx else 0
+    return +found
 
 
 def _cubin(reader: RangeReader, frame: elf.Elf, what: str) -> Code:
