@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import time
 from collections import Counter
@@ -238,14 +239,62 @@ def test_waiting_for_something_outside_changes_nothing() -> None:
     [
         "f() { f; }\nf\n", "while :; do n=x$n; done\n", "for a in 1 2 3 4 5 6 7; do " * 8 + ":; " + "done; " * 8 + "\n",
         "exec /start.sh\n", "x=0\nwhile [ $x -lt 9999999 ]; do x=$((x+1)); done\n", "( " * 99 + ":" + " )" * 99 + "\n",
-        "$(" * 300 + ")" * 300 + "\n", "X=aaaaaaaaaa\n" + 'X="$X$X$X$X$X$X$X$X$X$X"\n' * 9,
+        "$(" * 300 + ")" * 300 + "\n", "X=${a:-" * 900 + "}" * 900 + "\n", "K=$((" + "(" * 90 + "1" + ")" * 90 + "))\n",
+        "set -- a b\n" + 'set -- "$@" "$@"\n' * 40,
     ],
 )  # fmt: skip
 def test_no_script_makes_the_audit_endless(script: str) -> None:
     began = time.monotonic()
     found = read(f"{script}exec vllm serve --k 4\n")
     assert found.undecided is not None or not any(launch.engine for end in found.ends for launch in end.launches)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
+
+
+def test_a_text_of_megabytes_is_unknown() -> None:
+    script = "X=aaaaaaaaaa\n" + 'X="$X$X$X$X$X$X$X$X$X$X"\n' * 9 + 'exec vllm serve --k 4 "$X"\n'
+    assert texts(read(script)) == ["serve", "--k", "4", None]
+
+
+@pytest.mark.parametrize("text", ["*a" * 40 + "b", "[a-z]*" * 30 + "]", "?*" * 50 + "z"])
+def test_no_pattern_makes_the_audit_slow(text: str) -> None:
+    began = time.monotonic()
+    script = f"X={'a' * 5000}\ncase $X in\n {text}) K=1 ;;\nesac\nK=${{X%%{text}}}\nexec vllm serve $K\n"
+    assert engines(read(script))
+    assert time.monotonic() - began < 20
+
+
+def test_broken_scripts_are_undecided_and_never_a_crash(tmp_path: Path) -> None:
+    """Cut, doubled and mixed pieces of the random scripts."""
+    chance = random.Random(7)
+    pieces = [
+        "$(",
+        "${",
+        "))",
+        "fi",
+        "((",
+        "<<EOF",
+        "'",
+        '"',
+        "`",
+        "\\",
+        "\n",
+        ";;",
+        "{",
+        "}",
+        "[[",
+        "&&",
+        "|",
+        "\0",
+        "é",
+    ]
+    for seed in range(60):
+        case = made(seed, tmp_path)
+        for path, text in case.files.items():
+            cuts = sorted(chance.randrange(len(text) + 1) for _ in range(4))
+            parts = [text[: cuts[0]], chance.choice(pieces), text[cuts[1] :], text[cuts[2] : cuts[3]]]
+            case.files[path] = "#!/bin/bash\n" + "".join(parts) if chance.random() < 0.9 else text
+        found = case.read()
+        assert found.undecided is not None or isinstance(found.ends, list)
 
 
 def test_a_case_shows_itself(tmp_path: Path) -> None:

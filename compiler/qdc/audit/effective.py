@@ -84,6 +84,8 @@ def trace(files: Files, first: Start, *, sh: str) -> Trace:
         pass
     except Undecidable as error:
         return Trace([], error.value)
+    except RecursionError:
+        return Trace([], unknown(Place("file", shell.file, 1), "commands inside commands, too deep"))
     return Trace(shell.ends[0])
 
 

@@ -131,7 +131,7 @@ class Shell(Paths, Programs, Builtins):
                 replace_kind(piece) for piece in self.pieces(word.parts, word.line, tilde=True)
             ]  # fmt: skip
             found = self.pattern(pieces)
-            if found is not None and found.pattern in (".*",):
+            if found is not None and found.pattern == ".*":
                 return True
             if subject.text is None or found is None:
                 self.unsure = subject if subject.text is None else unknown(self.here(word.line), "a pattern")

@@ -21,7 +21,7 @@ from qdc.audit.shell_tree import Output, Param, Sum, Text, Word
 if TYPE_CHECKING:
     from qdc.audit.shell_files import Files
 
-MAX_TEXT = 1 << 20
+MAX_TEXT, MAX_WORDS, MAX_NAMES, MAX_LOOKUPS = 1 << 20, 10_000, 2_000, 50
 
 
 class Expander(Parameters):
@@ -29,6 +29,7 @@ class Expander(Parameters):
 
     image: Files
     tolerant: bool = False
+    lookups: int = 0
     captured: Callable[[Output, int], Value]
 
     def here(self, line: int) -> Place:
@@ -131,6 +132,8 @@ class Expander(Parameters):
                 if text and text[-1] in " \t\n" and words:
                     close()
         close()
+        if len(found) > MAX_WORDS:
+            raise self.lost(line, f"more than {MAX_WORDS} words")
         return found
 
     def _separators(self) -> str | None:
@@ -154,6 +157,9 @@ class Expander(Parameters):
         """A pattern for files: itself if nothing matches, the one match, or unknown."""
         nothing = unknown(self.here(line), f"the files that match {value.text}", many=True)
         if "pathname" in self.state.options or self.state.lost or self.state.cwd.text is None or self._ordered(pieces):
+            return [nothing]
+        self.lookups += 1
+        if self.lookups > MAX_LOOKUPS:
             return [nothing]
         pattern = [(piece.value.text or "", piece.kind == "quoted") for piece in pieces]
         found = self.image.match(pattern, self.state.cwd.text, self.state.files)
@@ -230,6 +236,8 @@ class Expander(Parameters):
         old = self.state.variables.get(name)
         if isinstance(value, Value) and value.known and len(value.text or "") > MAX_TEXT:
             raise self.lost(line, "a text of more than a megabyte")
+        if (isinstance(value, tuple) and len(value) > MAX_WORDS) or len(self.state.variables) > MAX_NAMES:
+            raise self.lost(line, "a large array or many variables")
         if isinstance(value, Value) and old is not None and isinstance(old.value, Value):
             value = value.over(old.value)
         before = old.exported if old is not None else False

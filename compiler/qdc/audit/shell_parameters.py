@@ -24,6 +24,7 @@ MACHINE = {
 
 
 NUMBERS = {"RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "PPID", "UID", "EUID", "LINENO", "BASHPID", "SHLVL"}
+MAX_TRIMMED = 10_000
 
 
 class Parameters:
@@ -245,7 +246,7 @@ class Parameters:
         text, op = value.text, part.op
         if op in ("%", "%%", "#", "##"):
             pattern = self.pattern(self.pieces(part.arg, line))
-            result = None if pattern is None else _trim(text, pattern, op)
+            result = None if pattern is None or len(text) > MAX_TRIMMED else _trim(text, pattern, op)
         elif op in ("/", "//"):
             result = self._replaced(part, text, line)
         elif op == ":":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 _CLASSES = {"alpha": "A-Za-z", "digit": "0-9", "alnum": "A-Za-z0-9", "upper": "A-Z", "lower": "a-z",
             "space": r" \t\n\r\f\v", "blank": r" \t", "xdigit": "0-9A-Fa-f"}  # fmt: skip
@@ -11,7 +12,9 @@ _CLASSES = {"alpha": "A-Za-z", "digit": "0-9", "alnum": "A-Za-z0-9", "upper": "A
 def pattern(pieces: list[tuple[str, bool]]) -> re.Pattern[str] | None:
     """(text, quoted) pieces of a shell pattern as a regular expression; None for what is not simple."""
     text = "".join(f"\\{c}" if quoted and not c.isalnum() else c for part, quoted in pieces for c in part)
-    out, i = [], 0
+    out: list[str] = []
+    stars: list[int] = []
+    i = 0
     while i < len(text):
         c = text[i]
         i += 1
@@ -19,7 +22,7 @@ def pattern(pieces: list[tuple[str, bool]]) -> re.Pattern[str] | None:
             out.append(re.escape(text[i]))
             i += 1
         elif c == "*":
-            out.append(".*")
+            stars.append(len(out))
         elif c == "?":
             out.append(".")
         elif c == "[":
@@ -41,6 +44,16 @@ def pattern(pieces: list[tuple[str, bool]]) -> re.Pattern[str] | None:
         else:
             out.append(re.escape(c))
     try:
-        return re.compile("".join(out), re.DOTALL)
+        return re.compile(_linear(out, stars), re.DOTALL)
     except re.error:
         return None
+
+
+def _linear(parts: list[str], stars: list[int]) -> str:
+    """`parts` with a `*` before each index in `stars`: each middle piece takes its first place, never another."""
+    cuts = [0, *stars, len(parts)]
+    pieces = ["".join(parts[a:b]) for a, b in pairwise(cuts)]
+    if not stars:
+        return pieces[0]
+    first, *middle, last = pieces
+    return first + "".join(f"(?>.*?{piece})" for piece in middle if piece) + f".*{last}"

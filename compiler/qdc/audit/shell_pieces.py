@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from qdc.audit.shell_state import Place, Value
 
+MAX_JOINED = 4 << 20
+
 
 class Undecidable(Exception):
     """From here on nothing about the script is known: `value` says where and why."""
@@ -40,6 +42,8 @@ def join(values: list[Value], place: Place) -> Value:
         number = len([value for value in values if value.text != ""]) == 1 and lost[0].number
         return replace(lost[0], many=many, beat=(), prefix=head + lost[0].prefix, number=number)
     full = [value for value in values if value.text]
+    if sum(len(value.text or "") for value in full) > MAX_JOINED:
+        return Value(None, place, "a text of several megabytes", many=True)
     if len(full) == 1:
         return full[0]
     if len(values) == 1:

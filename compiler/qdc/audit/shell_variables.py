@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from qdc.audit import shell_tree as tree
+from qdc.audit.shell_expand import MAX_WORDS
 from qdc.audit.shell_pieces import Undecidable
 from qdc.audit.shell_redirects import Redirects
 from qdc.audit.shell_state import Array, Value, Var, unknown
@@ -175,6 +176,8 @@ class Variables(Redirects):
                     raise self.lost(line, f"set {word}")
                 options = options | {name} if word[0] == "-" else options - {name}
         self.state.options = frozenset(options - {""})
+        if len(rest) > MAX_WORDS:
+            raise self.lost(line, f"more than {MAX_WORDS} words")
         if replaced:
             self.state.positional = tuple(rest)
         self.state.status = 0
