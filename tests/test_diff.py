@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from audit_fixtures.pieces import Fixture, Folder, under
 from micro import Micro, qdc
 from test_audit_images import Built, recipe
 
+from qdc.cli.diff import render_text
 from qdc.core.errors import QdcError
 from qdc.manifest.diff.sides import lock_changes, measurement_changes
 from qdc.run.compare import COMPARED, compare, open_side
@@ -85,8 +87,8 @@ def test_packages_files_layers_and_start(tmp_path: Path) -> None:
         "engine vLLM 0.32.0 -> 0.33.0",
         "Env[OMP_NUM_THREADS]: none -> 4",
         "package vllm 0.32.0 -> 0.33.0 (python)",
-        "file /bin changed, link to usr/bin -> link to usr/sbin, layer 0 -> 0",
-        f"file /{submissions.SITE}/other.py added, 1 B mode 644, layer 0",
+        "file /bin changed, link to usr/bin -> link to usr/sbin, layer 0",
+        f"file /{submissions.SITE}/other.py added, 1 B, mode 644, layer 0",
     ]
 
 
@@ -100,7 +102,7 @@ def test_settings_in_force_are_compared_whatever_gives_them(tmp_path: Path) -> N
         "drafter: n-gram 20 -> DFlash K=15, draft block 16",
     ]
     assert [text for text in texts if text.startswith("file")] == [
-        "file /opt/program/config.sh added, 217 B mode 755, layer 3"
+        "file /opt/program/config.sh added, 217 B, mode 755, layer 3"
     ]
     assert unread == {}
 
@@ -286,3 +288,31 @@ def test_wrong_names_are_one_clear_error(tmp_path: Path) -> None:
         done = qdc("diff", a, a, "--store", str(tmp_path / "store"), cwd=tmp_path)
         assert done.returncode in (2, 4) and words in done.stderr and "Traceback" not in done.stderr, done.stderr
     shutil.rmtree(tmp_path / "store", ignore_errors=True)
+
+
+@pytest.mark.parametrize("name", ["ngram-to-dflash", "another-k", "another-group"])
+def test_what_a_person_reads(name: str, tmp_path: Path) -> None:
+    """The whole text, as tests/golden/diff-*.txt has it: AUDIT_GOLDEN=1 writes it anew."""
+    a, b = {
+        "ngram-to-dflash": (
+            submissions.sixth(env=submissions.ngram(20), sourced=None),
+            submissions.sixth(env=submissions.ngram(20), sourced=submissions.DFLASH),
+        ),
+        "another-k": (tampered.untouched(), tampered.fixture(Built(recipe(serve__k=5)))),
+        "another-group": (
+            images.scripted(images.COMPUTED),
+            images.served(images.speculation(), target=models.target("gptq", group=64)),
+        ),
+    }[name]
+    places = []
+    for side, made in (("a", a), ("b", b)):
+        (tmp_path / side).mkdir()
+        places.append(made.write(tmp_path / side))
+    store = Store(tmp_path / "store")
+    with open_side(places[0], store) as left, open_side(places[1], store) as right:
+        rows, unread = compare(left, right)
+    text = render_text(rows, unread, not rows) + "\n"
+    golden = Path(__file__).parent / "golden" / f"diff-{name}.txt"
+    if os.environ.get("AUDIT_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()

@@ -279,7 +279,8 @@ def _against_bytes(look: Look, id: str, fact: Fact, group: list[Claim]) -> Verdi
         if against:
             refuted = True
             evidence += [_word(look, claim, "; ".join(against[:3]))]
-    sure = fact.decides if group else not fact.problems
+    known = fact.decides or fact.value is not None
+    sure = fact.decides if group else known and not fact.problems
     word = REFUTED if refuted else UNREAD if not sure else PROVED if group else RECORDED
     return verdict(id, word, fact.value, evidence)
 

@@ -38,7 +38,7 @@ COMPARED = {
 }
 _PLAIN = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
 _ELSEWHERE = ("serve.start", "serve.weights", "serve.chat_template", "target.chat_template", "serve.patches[",
-              "serve.packages", "serve.engine.files")  # fmt: skip
+              "serve.packages", "serve.engine.files", "target.weights", "drafter.weights")  # fmt: skip
 """Facts that other parts of a comparison tell."""
 _ARGUMENT = re.compile(r"serve\.arguments\[(.+)\]")
 _FIELDS = ("max-model-len", "max-num-seqs", "dtype", "speculative-config", "chat-template", "model",
@@ -221,11 +221,11 @@ def _by_facts(a: Side, b: Side, unread: Unread) -> list[Change]:
         unread[id] = f"{' and '.join(sides)}: {why[0].get(id) or why[1].get(id)}"
         for document in documents:
             _drop(document["recipe"], id)
-    if a.kind == b.kind == "model folder" or "model folder" not in (a.kind, b.kind):
-        sections: tuple[str, ...] = ()
-    else:  # a folder holds one model and starts nothing: only what both show
-        sections = _only_common(documents)
-    return diff(*documents, without=sections, templates=(_template(a), _template(b)))
+    if any(id in ("drafter", "drafter.kind") for id in unread):
+        _forget(documents, "drafter")
+    if (a.kind == "model folder") != (b.kind == "model folder"):
+        _only_common(documents)
+    return diff(*documents, templates=(_template(a), _template(b)))
 
 
 def _facts(side: Side) -> dict[str, Any]:
@@ -302,21 +302,27 @@ def _drop(tree: dict[str, Any], id: str) -> None:
     tree.pop(last, None)
 
 
-def _only_common(documents: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Leave out of both documents the models that only one of them shows, and how engines are started."""
+def _only_common(documents: list[dict[str, Any]]) -> None:
+    """A folder holds one model and starts nothing: leave out what only the image shows."""
     for document in documents:
         document["recipe"].pop("serve", None)
         document.pop("rest", None)
         document["serving"].pop("template", None)
     for subject in ("target", "drafter"):
-        shown = [any(item["path"].startswith(f"/{subject}/") for item in document["serving"]["weights"])
-                 for document in documents]  # fmt: skip
-        if not all(shown):
-            for document in documents:
-                document["recipe"].pop(subject, None)
-                kept = [item for item in document["serving"]["weights"] if not item["path"].startswith(f"/{subject}/")]
-                document["serving"]["weights"] = kept
-    return ()
+        if not all(_weights_of(document, subject) for document in documents):
+            _forget(documents, subject)
+
+
+def _forget(documents: list[dict[str, Any]], subject: str) -> None:
+    """Leave a model out of both: on one side it is not known, or not there to be compared."""
+    for document in documents:
+        gone = _weights_of(document, subject)
+        document["recipe"].pop(subject, None)
+        document["serving"]["weights"] = [item for item in document["serving"]["weights"] if item not in gone]
+
+
+def _weights_of(document: dict[str, Any], subject: str) -> list[dict[str, Any]]:
+    return [item for item in document["serving"]["weights"] if item["path"].startswith(f"/{subject}/")]
 
 
 def _claims_against_bytes(a: Side, b: Side, unread: Unread) -> list[Change]:
