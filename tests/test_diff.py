@@ -113,6 +113,15 @@ def test_an_argument_without_a_field_is_told_by_its_name(tmp_path: Path) -> None
     assert "serve.arguments.kv-cache-dtype auto -> fp8" in texts
 
 
+def test_weights_of_a_drafter_that_may_be_used_are_told_as_files(tmp_path: Path) -> None:
+    a, b = images.scripted(images.COMPUTED), images.scripted(images.COMPUTED)
+    changed = models.drafter()["model.safetensors"]
+    b.layers[2] |= {"models/drafter/model.safetensors": changed[:-1] + b"\1"}
+    texts, unread = pair(tmp_path, a, b)
+    assert [text.split(",")[0] for text in texts] == ["file /models/drafter/model.safetensors changed"]
+    assert "drafter.kind" in unread
+
+
 def test_debian_packages(tmp_path: Path) -> None:
     a, b = images.served(images.speculation()), images.served(images.speculation())
     for made, version in ((a, "2.36-9"), (b, "2.36-10")):

@@ -225,6 +225,8 @@ def _by_facts(a: Side, b: Side, unread: Unread) -> list[Change]:
         _forget(documents, "drafter")
     if (a.kind == "model folder") != (b.kind == "model folder"):
         _only_common(documents)
+    for side, document in zip((a, b), documents, strict=True):
+        side.facts["weights"] = {side.facts["places"][item["path"]] for item in document["serving"]["weights"]}
     return diff(*documents, templates=(_template(a), _template(b)))
 
 
@@ -261,7 +263,7 @@ def _facts(side: Side) -> dict[str, Any]:
         folder = next((places[id].rpartition("/")[0] for id in ids if id in places), None)
         weights += [] if folder is None else _weights(side.image, folder, subject)
     side.facts["unread"] = unread
-    side.facts["weights"] = {item.pop("place") for item in weights}
+    side.facts["places"] = {item["path"]: item.pop("place") for item in weights}
     document: dict[str, Any] = {"recipe": recipe, "artifacts": {}, "serving": {"weights": weights}}
     if arguments:
         document["rest"] = {"serve": {"arguments": arguments}}
