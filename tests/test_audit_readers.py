@@ -284,6 +284,31 @@ def test_a_platform_of_an_index_in_a_registry_can_be_chosen() -> None:
             pass
 
 
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_fetched_windows_give_the_same_bytes(data: st.DataObject) -> None:
+    blob = bytes(range(256)) * 2000
+    asked = 0
+
+    def ask(start: int, end: int) -> bytes:
+        nonlocal asked
+        asked += end - start + 1
+        assert 0 <= start <= end < len(blob)
+        return blob[start : end + 1]
+
+    purse = remote.Purse(whole=data.draw(st.booleans()))
+    reader = remote.RemoteBlob(ask, len(blob), "blob", purse)
+    for _ in range(data.draw(st.integers(1, 12))):
+        offset = data.draw(st.integers(0, len(blob)))
+        length = data.draw(st.integers(0, min(100_000, len(blob) - offset)))
+        assert reader.read(offset, length) == blob[offset : offset + length]
+        if data.draw(st.booleans()):
+            purse.windows.clear()  # As when others need the room.
+            purse.kept = 0
+    with pytest.raises(QdcError):
+        reader.read(len(blob), 1)
+
+
 # Several images in one place
 
 

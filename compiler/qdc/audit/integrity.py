@@ -82,7 +82,7 @@ def blobs(image: Image, known: Mapping[Hashable, str], whole: bool = True) -> li
         name = item.what.replace("layer ", "layers[") + ("]" if item.what.startswith("layer") else "")
         row = rows.setdefault(f"image.{name}.digest", verdict(f"image.{name}.digest", PROVED, item.digest, []))
         row["evidence"].append({**evidence, "text": text})
-        if found is not None and not same:
+        if (found is not None and not same) or item.size not in (None, size):
             row["verdict"] = REFUTED
         elif found is None and row["verdict"] == PROVED:
             row["verdict"] = UNREAD
@@ -103,9 +103,13 @@ def layers(
     if len(image.diff_ids) != len(image.layers):
         text = f"the configuration names {len(image.diff_ids)} layers, the image has {len(image.layers)}"
         rows.append(verdict("image.layers.count", REFUTED, len(image.layers), [look.configuration(text)]))
-    places = {path: entry for path in sorted(wanted) if (entry := image.find(path)) is not None}
+    places: dict[int, dict[str, Entry]] = {}
+    for path in sorted(wanted):
+        entry = image.find(path)
+        if entry is not None:
+            places.setdefault(entry.layer, {})[path] = entry
     for layer in image.layers:
-        mine = {path: entry for path, entry in places.items() if entry.layer == layer.number}
+        mine = places.get(layer.number, {})
         claim = f"image.layers[{layer.number}].diff_id"
         try:
             found, digests = _layer(image, layer, mine, whole)
@@ -131,7 +135,7 @@ def layers(
         }
         rows.append(verdict(claim, PROVED if same else REFUTED, layer.diff_id, [evidence]))
     if not image.layers:
-        hashed = _files(image, places, whole)
+        hashed = _files(image, places.get(0, {}), whole)
     return rows, hashed, read
 
 

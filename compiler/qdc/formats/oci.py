@@ -36,6 +36,7 @@ __all__ = [
     "ranges",
 ]
 
+MAX_IMAGES = 1000
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _REF = "org.opencontainers.image.ref.name"
 _FULL_NAME = "io.containerd.image.name"
@@ -201,8 +202,10 @@ def choose(manifests: Any, where: str, choice: str | None) -> dict[str, Any]:
     """The entry of an index that is meant: by `choice`, else the only image, else linux/amd64. Raises `image.index`."""
     if not isinstance(manifests, list) or not all(isinstance(item, dict) for item in manifests):
         raise _bad("index", f"{where}: the index lists no manifests")
+    if len(manifests) > MAX_IMAGES:
+        raise _bad("index", f"{where}: the index lists {len(manifests)} manifests, of which none is read")
     found = []
-    for item in manifests[:1000]:
+    for item in manifests:
         notes, platform = item.get("annotations"), item.get("platform")
         notes = notes if isinstance(notes, dict) else {}
         platform = platform if isinstance(platform, dict) else {}
@@ -304,10 +307,10 @@ def _from_archive(store: _Archive, where: str, choice: str | None = None) -> Ima
 def _described(store: _Archive, where: str, choice: str | None) -> dict[str, Any]:
     """The entry of manifest.json for the image that is meant."""
     listed = parse_json(_small(_blob(store, "manifest.json", where), "manifest.json", where), "manifest.json")
-    if not isinstance(listed, list) or not listed:
-        raise _bad("archive", f"{where}: manifest.json describes no image")
+    if not isinstance(listed, list) or not 0 < len(listed) <= MAX_IMAGES:
+        raise _bad("archive", f"{where}: manifest.json describes no image, or more than {MAX_IMAGES}")
     found = []
-    for item in listed[:1000]:
+    for item in listed:
         entry = as_object(item, f"{where}: manifest.json")
         tags, config = entry.get("RepoTags"), str(entry.get("Config"))
         names = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
@@ -321,7 +324,7 @@ def _same_in_index(store: _Archive, where: str, config: bytes, digests: list[str
     """What the archive's index declares of the same image. Raises QdcError `image.two-images` if it has another."""
     index = _document(store, "index.json", where)
     listed = index.get("manifests")
-    for item in listed[:1000] if isinstance(listed, list) else ():
+    for item in listed[:MAX_IMAGES] if isinstance(listed, list) else ():
         try:
             other = from_manifest(store, {"manifests": [item]}, "index.json", where)
         except QdcError:
