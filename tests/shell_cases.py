@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shell_rare import rare
+
 from qdc.audit.container import Start, run_arguments, start
 from qdc.audit.effective import Trace, trace
 from qdc.audit.shell_files import ImageFiles
@@ -311,6 +313,8 @@ class Maker:
         return self.pick(*forms)
 
     def compound(self, depth: int) -> str:
+        if self.chance(0.4):
+            return rare(self)
         name = self.name()
         inner = self.block(self.random.randint(1, 2), depth + 1)
         other = self.block(1, depth + 1)

@@ -110,7 +110,6 @@ class Shell(Paths, Programs, Builtins):
 
     def run_case(self, node: tree.Case) -> None:
         subject = self.one(node.word)
-        self.state.status = 0
         self._arms(node.arms, subject, node.line)
 
     def _arms(self, arms: list[tuple[list[tree.Word], tree.Seq, str]], subject: Value, line: int) -> None:
@@ -121,8 +120,13 @@ class Shell(Paths, Programs, Builtins):
         if end in (";&", ";;&"):
             raise self.lost(line, f"`{end}` in case")
         self.either(
-            self._matches(patterns, subject), lambda: self.run(body), lambda: self._arms(rest, subject, line)
+            self._matches(patterns, subject), lambda: self._arm(body), lambda: self._arms(rest, subject, line)
         )  # fmt: skip
+
+    def _arm(self, body: tree.Seq) -> None:
+        if not body.items:
+            self.state.status = 0
+        self.run(body)
 
     def _matches(self, patterns: list[tree.Word], subject: Value) -> bool | None:
         answer: bool | None = False
@@ -168,7 +172,8 @@ class Shell(Paths, Programs, Builtins):
         items = list(self.state.positional) if node.words is None else self.fields(node.words)
         frame = Frame("loop")
         self.frames.append(frame)
-        self.state.status = 0
+        if not items:
+            self.state.status = 0
         try:
             for item in items:
                 self.tick(node.line)
@@ -287,9 +292,11 @@ class Shell(Paths, Programs, Builtins):
         self.check()
 
     def _assignments(self, node: tree.Simple) -> None:
-        self.state.status = 0
+        self.substituted = False
         for assign in node.assigns:
             self.assign(assign)
+        if not self.substituted:
+            self.state.status = 0
         if node.redirects:
             self.redirected(node.redirects, lambda: None, special=False)
         self.check()
@@ -303,7 +310,7 @@ class Shell(Paths, Programs, Builtins):
             held = before if isinstance(before, tuple) else (before,) if before is not None else ()
             self.set(item.name, (*held, *values), line, export=export)
             return
-        value = self.one(item.value)
+        value = self.assigned(item.value)
         if item.index is not None or (old is not None and isinstance(old.value, tuple)):
             raise self.lost(line, f"one element of the array {item.name}")
         if item.append and old is not None and isinstance(old.value, Value):
@@ -317,7 +324,7 @@ class Shell(Paths, Programs, Builtins):
             for assign in node.assigns:
                 if not isinstance(assign.value, tree.Word) or assign.append:
                     raise self.lost(assign.line, "an unusual assignment before a command")
-                value = self.one(assign.value)
+                value = self.assigned(assign.value)
                 old = environment.get(assign.name)
                 environment[assign.name] = value.over(old)
             self.process(tuple(words), environment, node.line)

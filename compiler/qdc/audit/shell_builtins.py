@@ -170,7 +170,6 @@ class Builtins(Variables):
 
     def do_eval(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
         text = " ".join(self.texts(args, line, "eval"))
-        self.state.status = 0
         self.run_script(text, self.file, self.dialect, line)
 
     def do_source(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
@@ -208,7 +207,6 @@ class Builtins(Variables):
         if given:
             self.state.positional = tuple(args)
         self.frames.append(frame)
-        self.state.status = 0
         try:
             self.run_script(text, path, self.dialect)
             frame.left.append(self.state)

@@ -54,6 +54,12 @@ class Expander(Parameters):
             return [unknown(self.here(word.line), "a brace list", many=True)]
         return self._split(self.pieces(word.parts, word.line, tilde=True), word.line)
 
+    def assigned(self, word: Word) -> Value:
+        """The value of an assignment, where `~` stands for a home after each colon too."""
+        if any(isinstance(part, Text) and not part.quoted and ":~" in part.text for part in word.parts):
+            return unknown(self.here(word.line), "a home after a colon")
+        return self.one(word)
+
     def one(self, word: Word, *, tilde: bool = True) -> Value:
         """A word where no splitting happens: a value to assign, a file's name, the subject of a case."""
         return self._whole(self.pieces(word.parts, word.line, tilde=tilde), word.line)
@@ -68,9 +74,8 @@ class Expander(Parameters):
             if isinstance(part, Text):
                 text = part.text
                 if tilde and number == 0 and not part.quoted and text.startswith("~"):
-                    home, rest = self._home(text, line)
+                    home, text = self._home(text, line, alone=len(tuple(parts)) == 1)
                     found.append(Piece("quoted", home))
-                    text = rest
                     if not text:
                         continue
                 value = Value(text, self.here(line))
@@ -83,9 +88,8 @@ class Expander(Parameters):
                 found.append(Piece("quoted" if part.quoted else "spread", self.captured(part, line)))
         return found
 
-    def _home(self, text: str, line: int) -> tuple[Value, str]:
-        match = re.match(r"~(?=/|$)", text)
-        if not match:
+    def _home(self, text: str, line: int, alone: bool) -> tuple[Value, str]:
+        if not (text.startswith("~/") or (text == "~" and alone)):
             return unknown(self.here(line), f"the home of {text}"), ""
         home = self.get("HOME", line)
         return (home or unknown(self.here(line), "HOME is not set")), text[1:]

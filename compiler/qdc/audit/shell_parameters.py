@@ -275,7 +275,9 @@ class Parameters:
         if not text.isascii() or any(bound is None for bound in bounds) or not 1 <= len(bounds) <= 2:
             return None
         start, *more = [int(str(bound)) for bound in bounds]
-        start = max(start + len(text), 0) if start < 0 else start
+        start = start + len(text) if start < 0 else start
+        if start < 0:
+            return ""
         if more and more[0] < 0:
             return text[start : len(text) + more[0]] if len(text) + more[0] >= start else None
         return text[start : start + more[0]] if more else text[start:]

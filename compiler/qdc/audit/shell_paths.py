@@ -38,6 +38,7 @@ class Paths:
     frames: list[Frame]
     ends: list[list[State]]
     unsure: Value
+    substituted: bool = False
     run: Callable[[Any], None]
     here: Callable[[int], Place]
     lost: Callable[[int, str], Undecidable]
@@ -48,7 +49,8 @@ class Paths:
             raise self.lost(line, f"more than {MAX_STEPS} commands")
 
     def run_script(self, text: str, path: str, dialect: str, first_line: int = 1) -> None:
-        """The commands of a script in the present state, in order."""
+        """The commands of a script in the present state, in order; without any the status is 0."""
+        ran = False
         before = (self.file, self.dialect)
         self.file, self.dialect = path, dialect
         self.depth += 1
@@ -57,6 +59,9 @@ class Paths:
                 raise self.lost(first_line, "scripts inside scripts, too deep")
             for line in commands(text, first_line, bash=dialect == "bash"):
                 self.run(line)
+                ran = True
+            if not ran:
+                self.state.status = 0
         except tree.Outside as error:
             raise self.lost(error.line, f"outside of what is read of a shell: {error.what}") from error
         except Mixed as error:
@@ -237,6 +242,7 @@ class Paths:
         outside = self.state.out
         end = self.contained(child, lambda: self.run(part.body))
         self.adopt(end)
+        self.substituted = True
         self.state.out = outside
         if part.process:
             return unknown(self.here(line), "a process substitution")

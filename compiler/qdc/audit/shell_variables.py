@@ -95,7 +95,7 @@ class Variables(Redirects):
         if isinstance(item.value, tuple):
             value = tuple(self.fields(item.value))
         else:
-            value = self.one(item.value)
+            value = self.assigned(item.value)
         del self.state.variables[item.name]
         return value
 
