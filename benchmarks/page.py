@@ -13,7 +13,7 @@ def compose(page: Path, head: Iterable[str], sections: Mapping[str, Iterable[str
     """Write `head` and the sections (name -> lines), in their order, before those that the page has besides."""
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
     parts = re.split(r"<!-- section: (\S+) -->\n", text)
-    there = dict(zip(parts[1::2], parts[2::2], strict=True))
+    there = {name: part.strip() + "\n\n" for name, part in zip(parts[1::2], parts[2::2], strict=True)}
     made = {name: "\n".join(lines).strip() + "\n\n" for name, lines in sections.items()}
     order = [*there, *(name for name in made if name not in there)]
     body = [f"{_MARK.format(name)}\n{made.get(name) or there[name]}" for name in order]
