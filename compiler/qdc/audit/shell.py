@@ -303,14 +303,16 @@ class Shell(Paths, Programs, Builtins):
 
     def assign(self, item: tree.Assign, *, export: bool = False) -> None:
         """`NAME=value`, `NAME+=value`, `NAME=(..)`, `NAME[0]=value`."""
-        line, old = item.line, self.state.variables.get(item.name)
+        line = item.line
         if isinstance(item.value, tuple):
             values = tuple(self.fields(item.value))
+            old = self.state.variables.get(item.name)
             before = old.value if old is not None and item.append else ()
             held = before if isinstance(before, tuple) else (before,) if before is not None else ()
             self.set(item.name, (*held, *values), line, export=export)
             return
         value = self.assigned(item.value)
+        old = self.state.variables.get(item.name)
         if item.index is not None or (old is not None and isinstance(old.value, tuple)):
             raise self.lost(line, f"one element of the array {item.name}")
         if item.append and old is not None and isinstance(old.value, Value):
