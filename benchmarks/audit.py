@@ -4,6 +4,8 @@
     archives   raw and gzip archives against reading them
     hostile    a million members, bombs
     fuzz       tests/test_audit_safety.py with 10,000 changed images
+    verdicts   every image and folder of tests/audit_fixtures: expected and found
+    tools      what skopeo, syft and dive print of the same faults (QDC_TOOLS: the folder of those not on PATH)
 
 `--only NAME` (repeatable) measures some sections; `--quick` prints a small run and writes nothing. Weights are headers
 of real shapes over zeros, kept as holes in sparse files, so that the disk holds a few MB; only the gzip archive has
@@ -28,6 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "compiler")]
 
+import audit_verdicts  # noqa: E402
 import machine  # noqa: E402
 from page import compose  # noqa: E402
 from registry_server import OCI_CONFIG, OCI_LAYER, digest_of, serving  # noqa: E402
@@ -332,6 +335,8 @@ SECTIONS: dict[str, Callable[[Path, bool], list[str]]] = {
     "archives": archives_section,
     "hostile": hostile_section,
     "fuzz": fuzz_section,
+    "verdicts": audit_verdicts.verdicts_section,
+    "tools": audit_verdicts.tools_section,
 }
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shell_rare import rare
+
 from qdc.audit.container import Start, run_arguments, start
 from qdc.audit.effective import Trace, trace
 from qdc.audit.shell_files import ImageFiles
@@ -137,7 +139,7 @@ def _differs(way: list[Any], real: list[tuple[list[str], dict[str, str]]]) -> st
     if len(way) != len(real):
         return None
     for item, (words, environment) in zip(way, real, strict=True):
-        reason = _words([value for value in item.words][1:], words)
+        reason = _words(list(item.words)[1:], words)
         if reason:
             return reason
         for name in NAMES:
@@ -311,13 +313,16 @@ class Maker:
         return self.pick(*forms)
 
     def compound(self, depth: int) -> str:
+        if self.chance(0.4):
+            return rare(self)
         name = self.name()
         inner = self.block(self.random.randint(1, 2), depth + 1)
         other = self.block(1, depth + 1)
         forms = [
             f"if {self.test()}; then\n{inner}else\n{other}fi", f"if {self.test()}; then\n{inner}fi",
             f"if {self.test()}; then\n{inner}elif {self.test()}\nthen\n{other}else\n  {name}=else\nfi",
-            f"case \"${{{name}:-}}\" in\n  4|15) {self.assign()} ;;\n  d*|[a-n]gram) {self.assign()}\n {self.assign()};;\n"
+            f"case \"${{{name}:-}}\" in\n  4|15) {self.assign()} ;;\n"
+            f"  d*|[a-n]gram) {self.assign()}\n {self.assign()};;\n"
             f"  \"\") {name}=empty ;;\n  *) {self.pick(':', self.assign())} ;;\nesac",
             f"for each in 1 two ${name}; do\n  {name}=$each\n  {self.test()} && break\ndone",
             f"{self.test()} && {self.simple()}", f"{self.test()} || {self.simple()}",
@@ -384,7 +389,8 @@ class Maker:
     def final(self) -> str:
         root = self.case.root
         forms = [self.launch(), self.launch(), self.launch(), self.launch(), f'exec {root}/start.sh "$@"\n',
-                 f"{self.name()}=5 {root}/start.sh {self.loose()}\n", f"if {self.test()}; then\n{self.launch()}fi\n{self.launch()}",
+                 f"{self.name()}=5 {root}/start.sh {self.loose()}\n", 
+                 f"if {self.test()}; then\n{self.launch()}fi\n{self.launch()}",
                  f"main() {{\n{self.block(1, 2)}{self.launch()}}}\nmain \"$@\"\n",
                  f"exec sh -c 'exec vllm serve \"$@\" --k \"$K\"' sh {self.loose()}\n",
                  f"bash -c \"K=3 vllm serve ${{{self.name()}:-}}\"\n"]  # fmt: skip

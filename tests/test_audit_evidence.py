@@ -51,7 +51,7 @@ def target(
 
 
 def audited(folder: Path, files: dict[str, Content], *require: str, **settings: Any) -> Report:
-    return report_of(folder, files, settings, require=require)
+    return report_of(folder, files, settings or {"Entrypoint": ["/start"]}, require=require)
 
 
 def said(report: Report, claim: str) -> str:

@@ -338,6 +338,8 @@ def test_the_command_beside_evidence_shows_the_same_bytes(form: str, tmp_path: P
         command = row(report, claim)["evidence"][0]["command"]
         shown = subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout
         assert shown == wanted if wanted else shown.split()[0].decode() == sha(built.read(MANIFEST))
+    command = row(report, "image.id")["evidence"][0]["command"]
+    assert subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout == built.config()
 
 
 def test_without_an_anchor_it_says_so(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, archive: bytes) -> None:
 def judged(report: dict[str, Any]) -> dict[str, tuple[str, Any]]:
     """Verdicts about what an image holds and not about how it is stored."""
     rows = [row for row in report["verdicts"] if not row["claim"].endswith(".digest") or row["claim"][:6] != "image."]
-    return {row["claim"]: (row["verdict"], row["value"]) for row in rows}
+    return {row["claim"]: (row["verdict"], row["value"]) for row in rows if row["claim"] != "image.size"}
 
 
 @pytest.mark.parametrize("form", LOCAL)

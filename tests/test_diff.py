@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from audit_fixtures.pieces import Fixture, Folder, under
 from micro import Micro, qdc
 from test_audit_images import Built, recipe
 
+from qdc.cli.diff import render_text
 from qdc.core.errors import QdcError
 from qdc.manifest.diff.sides import lock_changes, measurement_changes
 from qdc.run.compare import COMPARED, compare, open_side
@@ -85,9 +87,39 @@ def test_packages_files_layers_and_start(tmp_path: Path) -> None:
         "engine vLLM 0.32.0 -> 0.33.0",
         "Env[OMP_NUM_THREADS]: none -> 4",
         "package vllm 0.32.0 -> 0.33.0 (python)",
-        "file /bin changed, link to usr/bin -> link to usr/sbin, layer 0 -> 0",
-        f"file /{submissions.SITE}/other.py added, 1 B mode 644, layer 0",
+        "file /bin changed, link to usr/bin -> link to usr/sbin, layer 0",
+        f"file /{submissions.SITE}/other.py added, 1 B, mode 644, layer 0",
     ]
+
+
+def test_settings_in_force_are_compared_whatever_gives_them(tmp_path: Path) -> None:
+    """n-gram by ENV behind a script, DFlash by a sourced file: the words are those of two recipes."""
+    ngram = submissions.sixth(env=submissions.ngram(20), sourced=None)
+    dflash = submissions.sixth(env=submissions.ngram(20), sourced=submissions.DFLASH)
+    texts, unread = pair(tmp_path, ngram, dflash)
+    assert texts[:2] == [
+        "target unchanged, same weights digest",
+        "drafter: n-gram 20 -> DFlash K=15, draft block 16",
+    ]
+    assert [text for text in texts if text.startswith("file")] == [
+        "file /opt/program/config.sh added, 217 B, mode 755, layer 3"
+    ]
+    assert unread == {}
+
+
+def test_an_argument_without_a_field_is_told_by_its_name(tmp_path: Path) -> None:
+    a, b = (images.served(images.speculation(), "--kv-cache-dtype", kind) for kind in ("auto", "fp8"))
+    texts, _ = pair(tmp_path, a, b)
+    assert "serve.arguments.kv-cache-dtype auto -> fp8" in texts
+
+
+def test_weights_of_a_drafter_that_may_be_used_are_told_as_files(tmp_path: Path) -> None:
+    a, b = images.scripted(images.COMPUTED), images.scripted(images.COMPUTED)
+    changed = models.drafter()["model.safetensors"]
+    b.layers[2] |= {"models/drafter/model.safetensors": changed[:-1] + b"\1"}
+    texts, unread = pair(tmp_path, a, b)
+    assert [text.split(",")[0] for text in texts] == ["file /models/drafter/model.safetensors changed"]
+    assert "drafter.kind" in unread
 
 
 def test_debian_packages(tmp_path: Path) -> None:
@@ -114,11 +146,13 @@ def test_layers_are_shared_or_not_and_the_image_id_is_told_last(tmp_path: Path) 
     assert text.startswith("layers: 3 shared (") and "; others none -> " in text
 
 
-@pytest.mark.parametrize("id", ["sixth-place", "second-place", "third-place", "qdc-untouched", "flattened-docker"])
+@pytest.mark.parametrize(
+    "id", ["sixth-place", "second-place", "third-place", "qdc-untouched", "k-computed", "folder-cut"]
+)
 def test_a_thing_does_not_differ_from_itself(id: str, tmp_path: Path) -> None:
     place = build.write(id, tmp_path)
-    texts, _ = changes(tmp_path, place, place)
-    assert texts == []
+    texts, unread = changes(tmp_path, place, place)
+    assert texts == [] and unread == {}
 
 
 def test_folders_are_compared_by_their_bytes(tmp_path: Path) -> None:
@@ -263,3 +297,31 @@ def test_wrong_names_are_one_clear_error(tmp_path: Path) -> None:
         done = qdc("diff", a, a, "--store", str(tmp_path / "store"), cwd=tmp_path)
         assert done.returncode in (2, 4) and words in done.stderr and "Traceback" not in done.stderr, done.stderr
     shutil.rmtree(tmp_path / "store", ignore_errors=True)
+
+
+@pytest.mark.parametrize("name", ["ngram-to-dflash", "another-k", "another-group"])
+def test_what_a_person_reads(name: str, tmp_path: Path) -> None:
+    """The whole text, as tests/golden/diff-*.txt has it: AUDIT_GOLDEN=1 writes it anew."""
+    a, b = {
+        "ngram-to-dflash": (
+            submissions.sixth(env=submissions.ngram(20), sourced=None),
+            submissions.sixth(env=submissions.ngram(20), sourced=submissions.DFLASH),
+        ),
+        "another-k": (tampered.untouched(), tampered.fixture(Built(recipe(serve__k=5)))),
+        "another-group": (
+            images.scripted(images.COMPUTED),
+            images.served(images.speculation(), target=models.target("gptq", group=64)),
+        ),
+    }[name]
+    places = []
+    for side, made in (("a", a), ("b", b)):
+        (tmp_path / side).mkdir()
+        places.append(made.write(tmp_path / side))
+    store = Store(tmp_path / "store")
+    with open_side(places[0], store) as left, open_side(places[1], store) as right:
+        rows, unread = compare(left, right)
+    text = render_text(rows, unread, not rows) + "\n"
+    golden = Path(__file__).parent / "golden" / f"diff-{name}.txt"
+    if os.environ.get("AUDIT_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()

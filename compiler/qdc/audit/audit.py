@@ -125,7 +125,7 @@ def _contents(
     if look.image.image_id:
         findings.facts |= started.findings.facts
         findings.unread |= started.findings.unread
-        findings.claims += started.findings.claims
+        findings.claims += [*started.findings.claims, *started.claims]
         history.history_facts(look, findings)
     packages.package_facts(look, installed, digests, findings)
     config = _models(look, started, findings)
@@ -279,7 +279,8 @@ def _against_bytes(look: Look, id: str, fact: Fact, group: list[Claim]) -> Verdi
         if against:
             refuted = True
             evidence += [_word(look, claim, "; ".join(against[:3]))]
-    sure = fact.decides if group else not fact.problems
+    known = fact.decides or fact.value is not None
+    sure = fact.decides if group else known and not fact.problems
     word = REFUTED if refuted else UNREAD if not sure else PROVED if group else RECORDED
     return verdict(id, word, fact.value, evidence)
 

@@ -19,7 +19,8 @@ from qdc.core.errors import QdcError
 ENV, RUN, ENGINE = Place("ENV"), Place("docker run"), Place("engine")
 CONFIGURATION = "(image configuration)"
 _PLAIN = set("ditPq") | {"rm", "init", "privileged", "read-only", "no-healthcheck", "oom-kill-disable", "publish-all",
-                         "sig-proxy", "disable-content-trust", "detach", "interactive", "tty", "quiet", "use-api-socket"}  # fmt: skip
+                         "sig-proxy", "disable-content-trust", "detach", "interactive", "tty", "quiet",
+                         "use-api-socket"}  # fmt: skip
 _SHORT = {"e": "env", "w": "workdir", "u": "user", "v": "volume"}
 
 
@@ -82,6 +83,8 @@ def _option(words: list[str], found: Arguments) -> list[str]:
             raise _bad(f"{word} has no value")
         value, rest = rest[0], rest[1:]
     if name == "env":
+        if not re.fullmatch(r"[^=\s]+(=.*)?", value, re.DOTALL):
+            raise _bad(f"{word} {value!r} names no variable")
         found.environment.append(value)
     elif name == "env-file":
         raise _bad(f"{word} names a file outside of the image", "write its lines as -e NAME=VALUE")
@@ -138,8 +141,6 @@ def _environment(given: Any, run: list[str], root: bool) -> dict[str, Value]:
             found[name] = Value(text, ENV).over(_real(found.get(name)))
     for item in run:
         name, equals, text = item.partition("=")
-        if not re.fullmatch(r"[^=\s]+", name):
-            raise _bad(f"-e {item!r} names no variable")
         value = Value(text, RUN) if equals else unknown(RUN, f"-e {name} takes it from the caller", many=True)
         found[name] = value.over(_real(found.get(name)))
     return found

@@ -15,10 +15,10 @@ from qdc.audit import launchers
 from qdc.audit.container import CONFIGURATION, Arguments, Start, start
 from qdc.audit.engine_words import Effective, Setting, effective
 from qdc.audit.shell import Shell
-from qdc.audit.shell_expand import Dead, Undecidable
 from qdc.audit.shell_files import Files, ImageFiles
+from qdc.audit.shell_pieces import Dead, Undecidable
 from qdc.audit.shell_programs import engine_words
-from qdc.audit.shell_state import Launch, Place, State, Value, Var, unknown
+from qdc.audit.shell_state import Launch, Place, State, Value, inherited, unknown
 from qdc.formats.oci import Image
 
 
@@ -75,8 +75,7 @@ def sh_of(files: Files) -> str:
 
 def trace(files: Files, first: Start, *, sh: str) -> Trace:
     """Follow the first process. `sh`: which shell /bin/sh is (`dash`, or `sh` where that is not known)."""
-    variables = {name: Var(value, True) for name, value in first.environment.items()}
-    shell = Shell(files, State(first.cwd, variables), root=first.root, sh=sh)
+    shell = Shell(files, State(first.cwd, inherited(first.environment)), root=first.root, sh=sh)
     shell.file = CONFIGURATION
     try:
         shell.process(first.words, dict(first.environment), 1)
@@ -85,6 +84,8 @@ def trace(files: Files, first: Start, *, sh: str) -> Trace:
         pass
     except Undecidable as error:
         return Trace([], error.value)
+    except RecursionError:
+        return Trace([], unknown(Place("file", shell.file, 1), "commands inside commands, too deep"))
     return Trace(shell.ends[0])
 
 

@@ -76,6 +76,8 @@ def effective(form: str, words: tuple[Value, ...], read: Callable[[Value], Value
     words = _model_first(form, list(words), result)
     items = _items(words, result)
     wild = result.rest
+    if result.problems and wild is not None:
+        items = [(name, None, wild.over(source)) for name, _, source in items]
     below = _configured(words, read, result)
     if wild is not None:
         below = [(name, None, wild.over(source)) for name, _, source in below]
@@ -97,7 +99,9 @@ def _model_first(form: str, words: list[Value], result: Effective) -> tuple[Valu
     positional = first is not None and not (first.text or first.prefix or "x").startswith("-")
     if positional and first is not None and (first.known or not first.many):
         if given:
-            result.problems.append("a model is given twice, which the engine refuses")
+            twice = "a model is given as a word and by --model, which the engine refuses or reads in its own way"
+            result.problems.append(twice)
+            result.rest = unknown(first.place, twice)
         return (Value("--model", first.place), *words)
     return tuple(words)
 
@@ -252,15 +256,12 @@ def yaml_nodes(text: Value, path: str) -> list[tuple[Any, Any, int]] | str:
             return "it is no mapping"
         loader = yaml.SafeLoader("")
         first = text.place.line or 1
-        return [
-            (
-                loader.construct_object(key, deep=True),
-                loader.construct_object(value, deep=True),
-                key.start_mark.line + first,
-            )
-            for key, value in node.value
-        ]
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        found: dict[Any, tuple[Any, int]] = {}  # as in a dict, a repeated key keeps its first place and last value
+        for key, value in node.value:
+            name = loader.construct_object(key, deep=True)
+            found[name] = (loader.construct_object(value, deep=True), key.start_mark.line + first)
+        return [(name, value, line) for name, (value, line) in found.items()]
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
         return f"it cannot be read: {' '.join(str(error).split())[:100]}"
 
 

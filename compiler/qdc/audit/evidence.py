@@ -129,7 +129,7 @@ class Look:
             "offset": 0,
             "length": len(self.image.config_bytes),
             "text": text,
-            "command": None,
+            "command": self.image.config_command,
         }
 
     def spot(self, path: str, needle: bytes, text: str) -> Evidence:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from qdc.audit import documents
+from qdc.audit import documents, packages
 from qdc.audit.claims import MANIFEST
 from qdc.core.errors import QdcError
 from qdc.formats import oci
@@ -34,7 +34,7 @@ def open_image(
     the report is read. `digests`: whether all bytes are to be read (None: yes, but not over a network).
     Raises QdcError `image.*`, `registry.*` (exit 4) when it is not there or cannot be read.
     """
-    wanted = Wanted(documents.wanted, documents.small)
+    wanted = Wanted(lambda path: documents.wanted(path) or packages.wanted(path), documents.small)
     if place in ("oci", "archive"):
         path, choice = _split(name)
         yield oci.open_image(path, shown=shown, prints=prints, choice=choice, wanted=_unless(digests is False, wanted))

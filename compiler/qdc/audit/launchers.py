@@ -68,7 +68,7 @@ def command(launch: Launch, read: Read, adapters: list[dict[str, Any]] | None = 
         there = "/" not in name or read(_absolute(name, launch)) is not None
         why = first.why or (f"{name} is a program, which is not run" if there else f"{name} is not in the image")
         return Command(why=unknown(place, why))
-    kind, name, rest = found
+    kind, name = found
     reasons: list[Value] = []
     for adapter in declared() if adapters is None else adapters:
         path = _place_of(adapter, kind, name, launch)
@@ -84,15 +84,15 @@ def command(launch: Launch, read: Read, adapters: list[dict[str, Any]] | None = 
     return Command(why=unknown(Place("file", _absolute(name, launch), 1) if kind == "script" else place, what))
 
 
-def program(words: list[str | None]) -> tuple[str, str, list[str | None]] | None:
-    """(`script` or `module`, its path or name, its arguments) of a Python command; None for anything else."""
+def program(words: list[str | None]) -> tuple[str, str] | None:
+    """(`script` or `module`, its path or name) of a Python command; None for anything else."""
     if not words or words[0] is None:
         return None
     base = posixpath.basename(words[0])
     if base == "uvicorn" and len(words) > 1 and words[1] is not None:
-        return "module", words[1].partition(":")[0].partition(".")[0], words[2:]
+        return "module", words[1].partition(":")[0].partition(".")[0]
     if not re.fullmatch(r"python[\d.]*", base):
-        return ("script", words[0], words[1:]) if words[0].endswith(".py") else None
+        return ("script", words[0]) if words[0].endswith(".py") else None
     number = 1
     while number < len(words) and (words[number] or "").startswith("-") and words[number] not in ("-m", "-c"):
         number += 2 if words[number] in ("-W", "-X") else 1
@@ -100,8 +100,8 @@ def program(words: list[str | None]) -> tuple[str, str, list[str | None]] | None
     if head == "-m" and number + 1 < len(words) and words[number + 1]:
         if words[number + 1] == "uvicorn":
             return program(["uvicorn", *words[number + 2 :]])
-        return "module", str(words[number + 1]), words[number + 2 :]
-    return ("script", head, words[number + 1 :]) if head and head != "-c" else None
+        return "module", str(words[number + 1])
+    return ("script", head) if head and head != "-c" else None
 
 
 def _absolute(name: str, launch: Launch) -> str:
@@ -153,7 +153,11 @@ def constants(text: str, path: str) -> Text:
         return found
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in skipped:
+        if not isinstance(node, ast.Constant) or id(node) in skipped:
+            continue
+        if type(node.value) in (int, float):
+            found.texts.setdefault(str(node.value), node.lineno)
+        if not isinstance(node.value, str):
             continue
         if len(node.value) < 80:
             found.texts.setdefault(node.value, node.lineno)
@@ -354,7 +358,7 @@ class _Maker:
         if not held:
             return None
         first, *rest = held
-        for loser in reversed(rest):
+        for loser in rest:
             first = first.over(loser)
         return first
 

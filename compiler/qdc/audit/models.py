@@ -213,6 +213,7 @@ class Model:
         if pickles:
             value["pickles"] = pickles
             rows += [self.look.at(f"{self.folder}/{name}", "a pickle: not opened") for name in pickles[:5]]
+        rows = rows or [self.look.at(self.config_path, "there are no weights beside it")]
         findings.facts[f"{prefix}.weights"] = Fact(value, rows[:20], [])
 
     def _parts(self) -> tuple[str, str, str]:

@@ -55,7 +55,7 @@ def outside_facts(
 
 
 def start_fault(look: Look, findings: Findings) -> None:
-    """Neither ENTRYPOINT nor CMD, and no program `serve` on PATH: what is left of a flattened image that holds a model."""
+    """Neither ENTRYPOINT nor CMD, and no program `serve` on PATH, in an image that holds a model."""
     settings = look.image.settings
     if not look.image.image_id or settings.get("Entrypoint") or settings.get("Cmd"):
         return

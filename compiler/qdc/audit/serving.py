@@ -17,7 +17,7 @@ from qdc.audit import places
 from qdc.audit.container import Arguments
 from qdc.audit.effective import Configuration, effective_configuration
 from qdc.audit.engine_words import Setting, human
-from qdc.audit.evidence import Evidence, Fact, Findings, Look, reason
+from qdc.audit.evidence import Claim, Evidence, Fact, Findings, Look, reason
 from qdc.audit.launchers import constants, declared
 from qdc.audit.shell_state import Value
 from qdc.core import canonical
@@ -31,6 +31,7 @@ START = [["/usr/bin/python3", f"/{LAUNCHER}"], ["serve"]]
 _DIST = re.compile(r"(?:.*/)?(vllm(?:[_-]\w+)?)-([^/]+)\.dist-info/METADATA")
 _HARMFUL = re.compile(r"(PYTHON|LD_|QDC_)\w*=")
 _REACHES = re.compile(r"(VLLM|EQC|FLA|FLASHINFER|TORCH|PYTORCH|TRITON|HF)_\w+")
+DEFAULT = "left to the engine's default"
 _FIELDS = {
     "serve.max_model_len": ("max-model-len", int),
     "serve.max_num_seqs": ("max-num-seqs", int),
@@ -48,10 +49,10 @@ _SPECULATION = {
 
 
 class Serving:
-    """What the image is started with. `arguments` by name, as far as they are known; `target` and `drafter`: model
+    """What the image is started with.
 
-    folders or None; `beaten`: setting -> what ENV says of it, what is in force instead, and where. `run`: the
-    arguments of `docker run`, if it is asked for.
+    `arguments` by name, as far as they are known; `target` and `drafter`: model folders or None; `claims`: what ENV
+    says of variables that a script overrides. `run`: the arguments of `docker run`, if it is asked for.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Serving:
         self.findings = Findings()
         self.serve: dict[str, Any] | None = None
         self.arguments: dict[str, Any] = {}
-        self.beaten: dict[str, tuple[Any, Any, list[Evidence]]] = {}
+        self.claims: list[Claim] = []
         self.configuration: Configuration | None = None
         try:
             self.serve = look.json(SERVE)
@@ -78,7 +79,6 @@ class Serving:
         if self.arguments:
             self._settings()
             self._template()
-            self._beaten()
         self._engine()
 
     def knows(self, name: str) -> bool:
@@ -169,39 +169,22 @@ class Serving:
         self._environment(found)
 
     def _environment(self, found: Configuration) -> None:
+        """`serve.environment[NAME]`: variables that reach the engine, and those of ENV that a script overrides."""
+        used = {(setting.source.place, setting.source.text) for setting in found.result.settings.values()}
         for name, value in sorted(found.environment.items()):
-            if not _REACHES.fullmatch(name):
+            over = next((item for item in value.beat if item.place.kind == "ENV" and item.text != value.text), None)
+            if value.place.kind == "docker run" or (value.place, value.text) not in used:
+                over = None
+            if over is None and not _REACHES.fullmatch(name):
                 continue
             id = f"serve.environment[{name}]"
             if not value.known:
                 self.findings.unread[id] = _undecided(value)
                 continue
             self.findings.facts[id] = Fact(value.text, places.rows(self.look, value, f"{name}={value.text}"))
-            self._against_env(id, value, lambda text: text)
-
-    def _against_env(self, id: str, value: Value, read: Any) -> None:
-        """What the image's ENV says of a setting that another file or line decides otherwise."""
-        if value.place.kind == "docker run":
-            return
-        held = read(value.text) if value.known else None
-        for loser in value.beat:
-            told = read(loser.text) if loser.place.kind == "ENV" and loser.known else None
-            if told is not None and told != held:
-                rows = [
-                    self.look.configuration(f"ENV: {loser.text}"[:200]),
-                    *places.rows(self.look, value, f"{held}")[:1],
-                ]
-                self.beaten[id] = (told, held, rows)
-
-    def _beaten(self) -> None:
-        """`image.env`: settings that ENV gives and that something later beats: who reads ENV alone is misled."""
-        if self.beaten:
-            value = {id: {"env": told, "in_force": held} for id, (told, held, _) in sorted(self.beaten.items())}
-            rows = [row for _, _, found in self.beaten.values() for row in found]
-            problems = [
-                f"ENV says {id} {told}, in force is {held}" for id, (told, held, _) in sorted(self.beaten.items())
-            ]
-            self.findings.fault("image.env", Fact(value, rows, problems))
+            if over is not None:
+                row = self.look.configuration(f"ENV {name}={over.text}"[:200])
+                self.claims.append(Claim(id, over.text, "image configuration ENV", (row,)))
 
     def _settings(self) -> None:
         self._speculation()
@@ -212,7 +195,7 @@ class Serving:
                 continue
             value = self.arguments.get(name)
             if value is None:
-                self.findings.unread[id] = "left to the engine's default"
+                self.findings.unread[id] = DEFAULT
                 continue
             read = _number if kind is int else _text
             told = read(value)
@@ -220,8 +203,6 @@ class Serving:
                 self.findings.unread[id] = f"{value!r} is not a number"
                 continue
             self.findings.facts[id] = Fact(told, self.evidence(name, f"{name} {value}"))
-            if setting is not None:
-                self._against_env(id, setting.source, read)
         self._caching()
         if self.configuration is not None:
             for name, setting in sorted(self.configuration.result.settings.items()):
@@ -242,13 +223,10 @@ class Serving:
             if value is None and id != "serve.k":
                 continue
             if value is None and self.speculation:
-                self.findings.unread[id] = "left to the engine's default"
+                self.findings.unread[id] = DEFAULT
                 continue
             told = _number(value) if type(value) is str and id == "serve.k" else value
             self.findings.facts[id] = Fact(told, self.evidence("speculative-config", f"{key} {value}"))
-        if setting is not None:
-            self._against_env("serve.k", setting.source, lambda text: _inside(text, "num_speculative_tokens"))
-            self._against_env("drafter.kind", setting.source, lambda text: _inside(text, "method"))
 
     def _caching(self) -> None:
         on, off = self.setting("enable-prefix-caching"), self.setting("no-enable-prefix-caching")
@@ -261,7 +239,7 @@ class Serving:
             both = caching and "no-enable-prefix-caching" in self.arguments
             name = "enable-prefix-caching" if caching else "no-enable-prefix-caching"
             self.findings.facts["serve.engine.prefix_caching"] = Fact(
-                caching, self.evidence(name, f"--{name}"), ["it is switched on and off"] if both else []
+                caching, self.evidence(name, f"{name} {caching}"), ["it is switched on and off"] if both else []
             )
 
     def _in_serve(self, name: str, text: str) -> Evidence:
@@ -370,15 +348,6 @@ def _number(value: Any) -> int | None:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _inside(text: str, key: str) -> Any:
-    """A field of a JSON object in a text."""
-    try:
-        table = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return table.get(key) if isinstance(table, dict) else None
 
 
 def _known(digest: str | None) -> str:

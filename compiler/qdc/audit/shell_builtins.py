@@ -8,20 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from qdc.audit import shell_words as tree
-from qdc.audit.shell_expand import Dead, Undecidable, join
-from qdc.audit.shell_state import Array, Content, State, Value, Var, unknown
-from qdc.audit.shell_tests import Tests
+from qdc.audit import shell_tree as tree
+from qdc.audit.shell_pieces import Dead, Undecidable, join
+from qdc.audit.shell_state import State, Value, unknown
+from qdc.audit.shell_variables import Variables
 
 if TYPE_CHECKING:
-    from qdc.audit.shell import Frame
+    from qdc.audit.shell_paths import Frame
 
-_OPTIONS = {"e": "errexit", "u": "nounset", "a": "allexport", "f": "noglob", "x": "", "v": "", "h": "", "b": "", "m": "",
-            "B": "", "H": "", "E": "", "T": "", "p": ""}  # fmt: skip
-_LONG = {"errexit": "errexit", "nounset": "nounset", "allexport": "allexport", "noglob": "noglob",
-         "pipefail": "pipefail", "xtrace": "", "verbose": "", "monitor": "", "hashall": ""}  # fmt: skip
-_STREAMS = ("/dev/null", "/dev/stdout", "/dev/stderr", "/proc/self/fd/1", "/proc/self/fd/2", "/proc/1/fd/1",
-            "/proc/1/fd/2", "/dev/fd/1", "/dev/fd/2", "/dev/tty")  # fmt: skip
 BUILTINS = {
     ".", ":", "[", "alias", "break", "builtin", "cd", "command", "continue", "declare", "dirs", "disown", "echo",
     "enable", "eval", "exec", "exit", "export", "false", "fg", "bg", "getopts", "hash", "jobs", "kill", "let", "local",
@@ -35,7 +29,7 @@ _IDLE = {":": 0, "true": 0, "false": 1, "hash": None, "jobs": 0, "kill": None, "
          "wait": None, "times": 0, "disown": None, "type": None, "fg": None, "bg": None, "unalias": None}  # fmt: skip
 
 
-class Builtins(Tests):
+class Builtins(Variables):
     """Needs `fork`, `contained`, `process` and the rest from `shell.Shell`."""
 
     frames: list[Frame]
@@ -72,13 +66,6 @@ class Builtins(Tests):
                 return
             args = args[:-1]
         method(args, declared, line)
-
-    def texts(self, args: list[Value], line: int, what: str) -> list[str]:
-        """Arguments that must all be known. Raises Undecidable where they decide what the script does next."""
-        for arg in args:
-            if arg.text is None:
-                raise Undecidable(replace(arg, why=f"{what} at {self.here(line)}: {arg.why}"))
-        return [str(arg.text) for arg in args]
 
     # ---- conditions and output
 
@@ -139,181 +126,6 @@ class Builtins(Tests):
 
     # ---- variables
 
-    def do_export(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
-        self._declare(args, declared, line, export=True)
-
-    def do_readonly(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
-        self._declare(args, declared, line)
-
-    def do_declare(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
-        self._declare(args, declared, line, local=bool(self.state.local))
-
-    def do_local(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
-        if not self.state.local:
-            self.state.status = 1
-            return
-        self._declare(args, declared, line, local=True)
-
-    def _declare(
-        self, args: list[Value], declared: list[tree.Assign], line: int, *, export: bool = False, local: bool = False
-    ) -> None:
-        words = self.texts(args, line, "a name to declare")
-        options = "".join(word[1:] for word in words if word.startswith("-"))
-        if set(options) - set("xragp") or ("p" in options and (declared or "g" in options)):
-            raise self.lost(line, f"the option -{options} of a declaration")
-        local = local and "g" not in options
-        for word in words:
-            if word.startswith("-"):
-                continue
-            name, equals, text = word.partition("=")
-            if not tree.NAME.fullmatch(name) or name.endswith("+"):
-                raise self.lost(line, f"the declaration of {word[:40]}")
-            self._save(name, local)
-            if equals:
-                self.set(name, Value(text, self.here(line)), line)
-            elif local and self.dialect == "bash":
-                outer = self.state.variables.get(name)
-                self.state.variables[name] = Var(None, outer.exported if outer is not None else False)
-            elif local and self.dialect == "sh" and name in self.state.variables:
-                raise self.lost(line, f"`local {name}`, which keeps the outer value in some shells")
-            if export or "x" in options:
-                self._export(name, "n" not in options)
-        self.state.status = 0
-        for item in declared:
-            if self.dialect != "bash" and isinstance(item.value, tree.Word):
-                fields = self.word_fields(item.value)
-                whole = self.one(item.value)
-                if len(fields) > 1 or (fields and fields[0].text != whole.text):
-                    raise self.lost(item.line, "a declaration of a value with blanks, which not every sh keeps whole")
-            saved = self.state.variables.get(item.name)
-            self._save(item.name, local)
-            if local and saved is not None and not item.append:
-                self.state.variables.pop(item.name, None)
-                value = self._fresh(item, saved)
-                self.set(item.name, value, item.line, export="x" in options or bool(saved.exported))
-            else:
-                self.assign(item, export=export or "x" in options)
-        self.state.status = 0
-
-    def _fresh(self, item: tree.Assign, saved: Var) -> Value | Array:
-        """The value of `local NAME=..`, which may still read the outer NAME."""
-        self.state.variables[item.name] = saved
-        value: Value | Array
-        if isinstance(item.value, tuple):
-            value = tuple(self.fields(item.value))
-        else:
-            value = self.one(item.value)
-        del self.state.variables[item.name]
-        return value
-
-    def _save(self, name: str, local: bool) -> None:
-        if local and self.state.local and name not in self.state.local[-1]:
-            self.state.local[-1][name] = self.state.variables.get(name)
-
-    def _export(self, name: str, on: bool) -> None:
-        var = self.state.variables.get(name) or Var(None)
-        self.state.variables[name] = replace(var, exported=on)
-
-    def do_unset(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
-        kind = "-v"
-        for word in self.texts(args, line, "a name to unset"):
-            if word in ("-v", "-f"):
-                kind = word
-            elif kind == "-f":
-                self.state.functions.pop(word, None)
-            elif not tree.NAME.fullmatch(word):
-                raise self.lost(line, f"unset {word[:40]}")
-            elif word not in self.state.variables and word in self.state.functions and self.dialect == "bash":
-                self.state.functions.pop(word)
-            elif any(word in frame for frame in self.state.local):
-                raise self.lost(line, f"unset of the local {word}")
-            else:
-                self._forget(word)
-        self.state.status = 0
-
-    def _forget(self, name: str) -> None:
-        """dash exports under `set -a` even what it unsets; bash does not."""
-        self.state.variables.pop(name, None)
-        if "allexport" in self.state.options and self.dialect == "dash":
-            self.state.variables[name] = Var(None, True)
-        elif "allexport" in self.state.options and self.dialect == "sh":
-            self.state.options = self.state.options | {f"unset {name}"}
-
-    def do_read(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
-        skip = False
-        for word in self.texts(args, line, "the names of read"):
-            if skip:
-                skip = False
-            elif word.startswith("-"):
-                skip = word[-1] in "adinNptu" and word[-1] != "a"
-            elif tree.NAME.fullmatch(word):
-                self.set(word, unknown(self.here(line), "read", many=True), line)
-        self.state.status = None
-        self.unsure = unknown(self.here(line), "read")
-
-    def do_mapfile(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
-        name = next((arg.text for arg in reversed(args) if arg.text and tree.NAME.fullmatch(arg.text)), "MAPFILE")
-        self.set(name, (unknown(self.here(line), "mapfile", many=True),), line)
-        self.state.status = None
-
-    def do_let(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
-        raise self.lost(line, "let")
-
-    def do_set(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
-        rest, options = list(args), set(self.state.options)
-        replaced = False
-        while rest:
-            word = rest[0].text
-            if word is None:
-                raise Undecidable(replace(rest[0], why=f"set at {self.here(line)}: {rest[0].why}"))
-            if word in ("--", "-"):
-                replaced = word == "--" or len(rest) > 1
-                rest = rest[1:]
-                break
-            if not re.fullmatch(r"[-+][A-Za-z]+", word):
-                replaced = True
-                break
-            rest = rest[1:]
-            for letter in word[1:]:
-                name = _OPTIONS.get(letter)
-                if letter == "o":
-                    name = _LONG.get("".join(self.texts(rest[:1], line, "set -o")))
-                    rest = rest[1:]
-                if name is None or (letter == "p" and word[0] == "+"):
-                    raise self.lost(line, f"set {word}")
-                options = options | {name} if word[0] == "-" else options - {name}
-        self.state.options = frozenset(options - {""})
-        if replaced:
-            self.state.positional = tuple(rest)
-        self.state.status = 0
-
-    def do_shopt(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
-        words = self.texts(args, line, "shopt")
-        names = [word for word in words if not word.startswith("-")]
-        globbing = {"nullglob", "failglob", "dotglob", "globstar", "nocaseglob", "extglob"}
-        if any(name in globbing for name in names):
-            self.state.options = self.state.options | {"pathname"}
-        if any(name in ("expand_aliases", "lastpipe", "nocasematch", "sourcepath") for name in names) or "-o" in words:
-            raise self.lost(line, f"shopt {' '.join(words)[:60]}")
-        self.state.status = None if not names or "-q" in words else 0
-
-    def do_shift(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
-        (count,) = self.texts(args[:1], line, "shift") or ["1"]
-        if not count.isdigit():
-            raise self.lost(line, f"shift {count}")
-        number = int(count)
-        if any(item.many for item in self.state.positional[:number]) or (
-            number > len(self.state.positional) and any(item.many for item in self.state.positional)
-        ):
-            raise self.lost(line, "shift over an unknown number of arguments")
-        if number > len(self.state.positional):
-            if self.dialect != "bash":
-                self.leave(line)
-            self.state.status = 1
-            return
-        self.state.positional = self.state.positional[number:]
-        self.state.status = 0
-
     # ---- flow
 
     def do_exit(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
@@ -358,7 +170,6 @@ class Builtins(Tests):
 
     def do_eval(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
         text = " ".join(self.texts(args, line, "eval"))
-        self.state.status = 0
         self.run_script(text, self.file, self.dialect, line)
 
     def do_source(self, args: list[Value], declared: list[tree.Assign], line: int) -> None:
@@ -386,7 +197,7 @@ class Builtins(Tests):
         self._read(text.text, self.path(name) or str(name.text), args[1:], line)
 
     def _read(self, text: str, path: str, args: list[Value], line: int) -> None:
-        from qdc.audit.shell import Frame
+        from qdc.audit.shell_paths import Frame
 
         frame = Frame("source")
         positional = self.state.positional
@@ -396,7 +207,6 @@ class Builtins(Tests):
         if given:
             self.state.positional = tuple(args)
         self.frames.append(frame)
-        self.state.status = 0
         try:
             self.run_script(text, path, self.dialect)
             frame.left.append(self.state)
@@ -488,123 +298,3 @@ class Builtins(Tests):
         self.end()
 
     # ---- redirections
-
-    def redirected(self, redirects: list[tree.Redirect], thunk: Callable[[], None], *, special: bool) -> None:
-        """`thunk` with its input and output elsewhere. A file that cannot be opened is a failed command."""
-        if not redirects:
-            thunk()
-            return
-        stdin, out = self.state.stdin, self.state.out
-        outputs: list[tuple[Value, bool]] = []
-        stray: list[Value] = []
-        to, sure = out, True
-        for item in redirects:
-            line = item.target.line
-            self.redirecting = True
-            try:
-                target = self.one(item.body or item.target, tilde=item.op[:2] != "<<")
-            finally:
-                self.redirecting = False
-            if item.op[:2] == "<<":
-                ending = [Value("\n", self.here(line))] if item.op == "<<<" else []
-                self.state.stdin = join([target, *ending], self.here(line))
-            elif item.op == "<":
-                text = self.content(target, line)
-                if text is None:
-                    self.state.stdin = stdin
-                    self._refused(special, line)
-                    return
-                self.state.stdin = text
-            elif item.op in (">&", "<&") and target.text is not None and re.fullmatch(r"\d*-?", target.text):
-                if item.op == ">&" and item.fd in (None, 1):
-                    outputs, to = [], None
-            elif target.text in ("/dev/stdout", "/proc/self/fd/1", "/dev/fd/1"):
-                continue
-            else:
-                opened = self._opened(target, line)
-                if opened is False:
-                    self.state.stdin = stdin
-                    self._refused(special, line)
-                    return
-                sure = sure and opened is True
-                if item.fd in (None, 1) or item.op in ("&>", "&>>", ">&"):
-                    outputs.append((target, item.op in (">>", "&>>")))
-                    to = ()
-                else:
-                    stray.append(target)
-        line = redirects[0].target.line
-
-        def go() -> None:
-            self.state.out = to
-            thunk()
-            self._written(outputs, stray, line)
-            self.state.out, self.state.stdin = (out if to is not out else self.state.out), stdin
-
-        def fail() -> None:
-            self.state.stdin = stdin
-            self._refused(special, line)
-
-        if sure:
-            go()
-        else:
-            self.fork([go, fail], unknown(self.here(line), "whether a file can be written"))
-
-    def _written(self, outputs: list[tuple[Value, bool]], stray: list[Value], line: int) -> None:
-        text = join(list(self.state.out or ()), self.here(line))
-        for number, (target, append) in enumerate(outputs):
-            last = number == len(outputs) - 1
-            self.write(target, text if last else Value("", self.here(line)), line, append=append)
-        for target in stray:
-            self.write(target, unknown(self.here(line), "messages of a program"), line)
-
-    def _refused(self, special: bool, line: int) -> None:
-        if special and self.dialect != "bash":
-            self.leave(line)
-        self.state.status = 1
-
-    def _opened(self, target: Value, line: int) -> bool | None:
-        """Whether a file can be opened for writing: its folder is there and it is none itself."""
-        if target.text in _STREAMS:
-            return True
-        real = self.path(target)
-        if real is None:
-            return None
-        kind, _ = self.look(target, line)
-        folder, _ = self.look(Value(posixpath.dirname(real), target.place), line)
-        if kind == "dir" or folder in ("gone", "file"):
-            return False
-        return True if folder == "dir" else None
-
-    def write(self, target: Value, text: Value, line: int, *, append: bool = False) -> None:
-        """Put `text` into the file that `target` names."""
-        if target.text in _STREAMS:
-            if target.text == "/dev/stdout":
-                self.unsure = unknown(self.here(line), "output")
-            return
-        real = self.path(target)
-        if real is None:
-            self.state.lost = self.state.lost or (target if not target.known else unknown(self.here(line), "a file"))
-            return
-        if append:
-            before = self.content(target, line)
-            text = text if before is None else join([before, text], self.here(line))
-        self.state.files[real] = Content("file", text)
-
-    def redirect_shell(self, redirects: list[tree.Redirect], line: int) -> None:
-        """`exec >file`: output of all that follows."""
-        for item in redirects:
-            if item.op in ("<", "<<", "<<-", "<<<"):
-                self.state.stdin = unknown(self.here(line), "input that exec redirects")
-                continue
-            target = self.one(item.target)
-            if item.op in (">&", "<&") and target.text is not None and re.fullmatch(r"\d*-?", target.text):
-                continue
-            process = any(isinstance(part, tree.Output) for part in item.target.parts)
-            if process:
-                continue
-            if self._opened(target, line) is False:
-                self.leave(line)
-            self.write(target, unknown(self.here(line), "output of the script"), line)
-        if self.state.out is not None:
-            self.state.out = (unknown(self.here(line), "output that exec redirects"),)
-        self.state.status = 0

@@ -9,13 +9,13 @@ import posixpath
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from qdc.audit.shell_expand import pattern
+from qdc.audit.shell_patterns import pattern
 from qdc.core.errors import QdcError
 from qdc.formats.oci import Image
 
 VOLATILE = ("/proc", "/sys", "/dev", "/run", "/var/run", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf",
             "/.dockerenv", "/run/.containerenv")  # fmt: skip
-MAX_SCRIPT = 1 << 20
+MAX_SCRIPT, MAX_ENTRIES = 1 << 20, 200_000
 
 
 class Files(Protocol):
@@ -95,6 +95,8 @@ class ImageFiles:
 
     def match(self, pieces: list[tuple[str, bool]], cwd: str, written: Mapping[str, Any]) -> list[str] | None:
         """Paths that a pattern for files shows; None where that is not known."""
+        if len(self.entries) > MAX_ENTRIES:
+            return None
         names = [path for path, content in written.items() if content.kind != "gone"]
         gone = {path for path, content in written.items() if content.kind == "gone"}
         return match_files([*(f"/{path}" for path in self.entries), *self.folders, *names], gone, pieces, cwd)

@@ -34,7 +34,8 @@ class Place:
 class Value:
     """A text; `text` None: unknown, `why` says it and `place` where it is computed.
 
-    `many`: an unknown number of words (none included); `prefix`: how an unknown text begins. `beat`: values that this one beat, the strongest first.
+    `many`: an unknown number of words (none included); `prefix`: how an unknown text begins.
+    `beat`: values that this one beat, the strongest first. `number`: an unknown text that is a whole number for sure.
     `parts`: values that it was put together from.
     """
 
@@ -45,6 +46,7 @@ class Value:
     beat: tuple[Value, ...] = ()
     parts: tuple[Value, ...] = ()
     prefix: str = ""
+    number: bool = False
 
     @property
     def known(self) -> bool:
@@ -59,8 +61,8 @@ class Value:
         return replace(self, beat=tuple(dict.fromkeys(bare))[:MAX_BEATEN])
 
 
-def unknown(place: Place, why: str, *, many: bool = False) -> Value:
-    return Value(None, place, why, many)
+def unknown(place: Place, why: str, *, many: bool = False, number: bool = False) -> Value:
+    return Value(None, place, why, many, number=number)
 
 
 Array = tuple[Value, ...]
@@ -72,6 +74,11 @@ class Var:
 
     value: Value | Array | None
     exported: bool | None = False
+
+
+def inherited(environment: dict[str, Value]) -> dict[str, Var]:
+    """The variables of a program that starts; one that is perhaps not there is perhaps not exported."""
+    return {name: Var(value, None if value.many else True) for name, value in environment.items()}
 
 
 @dataclass(frozen=True)
@@ -181,7 +188,7 @@ def _value(a: Value, b: Value, why: Value) -> Value:
     if a.known and a.text == b.text:
         return a
     if not a.known and not b.known:
-        return replace(a, many=a.many or b.many)
+        return replace(a, many=a.many or b.many, number=a.number and b.number)
     lost = _because(why) if a.known and b.known else (b if a.known else a)
     return replace(lost, many=lost.many, beat=()).over(a if a.known else b)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdc.audit.evidence import PROVED, RECORDED, REFUTED, UNREAD, brief
+
+ROWS = 8
+"""Pieces of evidence that are shown for one claim."""
+_CLAIMS = " claims "
 
 
 def render_text(report: Mapping[str, Any]) -> str:
@@ -25,17 +29,16 @@ def render_text(report: Mapping[str, Any]) -> str:
     for word in (REFUTED, UNREAD):
         for row in rows:
             if row["verdict"] == word:
-                lines += ["", f"{word.upper()}  {row['claim']} = {brief(row['value'])}"]
-                lines += [line for item in row["evidence"][:6] for line in _evidence(item)]
+                lines += ["", f"{word.upper()}  {row['claim']} = {brief(row['value'])}", *_evidence(row["evidence"])]
     proved = [row for row in rows if row["verdict"] == PROVED]
     plain = [row for row in proved if not row["claim"].startswith(("image.", "files["))]
     width = max((len(row["claim"]) for row in plain), default=0)
-    lines += ["", "proved"] if plain else []
+    lines += ["", "proved"] if proved else []
     for row in plain:
         text = next((item["text"] for item in row["evidence"]), "")
         lines.append(f"  {row['claim']:<{width}}  {brief(row['value'], 24):<24}  {brief(text, 70)}".rstrip())
     if len(proved) > len(plain):
-        lines.append(f"  and {len(proved) - len(plain)} digests of layers, blobs and files")
+        lines.append(f"  {'and ' if plain else ''}{len(proved) - len(plain)} digests of layers, blobs and files")
     recorded = [row for row in rows if row["verdict"] == RECORDED]
     if recorded:
         width = max(len(row["claim"]) for row in recorded)
@@ -44,11 +47,20 @@ def render_text(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _evidence(item: Mapping[str, Any]) -> list[str]:
-    where = item["path"] or ""
-    if item["layer"] and item["offset"] is not None:
-        where += f" at {item['offset']}+{item['length']} of {item['layer'][:19]}"
-    lines = [f"  {item['text']}", f"    {where}"]
-    if item.get("command"):
-        lines.append(f"    $ {item['command']}")
-    return lines
+def _evidence(items: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is claimed and by whom first, then where the bytes are seen; nothing twice."""
+    lines: list[str] = []
+    shown: set[str] = set()
+    unlike = {item["text"]: item for item in reversed(items)}
+    kept = [item for item in items if unlike[item["text"]] is item]
+    for item in sorted(kept, key=lambda item: _CLAIMS not in item["text"])[:ROWS]:
+        lines.append(f"  {item['text']}")
+        place = item["path"] or ""
+        if item["layer"] and item["offset"] is not None:
+            place += f" at {item['offset']}+{item['length']} of {item['layer'][:19]}"
+        if place and place not in shown:
+            shown.add(place)
+            lines.append(f"    {place}")
+            lines += [f"    $ {item['command']}"] if item.get("command") else []
+    more = len(kept) - ROWS
+    return [*lines, f"  and {more} more (--json has all)"] if more > 0 else lines

@@ -74,14 +74,22 @@ def main(arguments: list[str]) -> int:
     for number, text in enumerate(given.images):
         try:
             report = _audit(text, store, asked, number)
-        except QdcError as error:
+        except BrokenPipeError:
+            raise
+        except (QdcError, OSError) as error:
             if len(given.images) == 1:
                 raise
             codes.append(COULD_NOT)
-            fail(error, given.json, reference=text)
+            fail(_told(error), given.json, reference=text)
             continue
         codes.append(_print(report, given.json, blank=number > 0))
     return next(code for code in WORST if code in codes)
+
+
+def _told(error: QdcError | OSError) -> QdcError:
+    if isinstance(error, QdcError):
+        return error
+    return QdcError("disk", error.strerror or str(error), file=error.filename, exit_code=COULD_NOT)
 
 
 def _asked(given: argparse.Namespace) -> Asked:

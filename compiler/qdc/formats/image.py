@@ -143,7 +143,8 @@ class _Files(Mapping[str, Entry]):
 class Image:
     """`config` is the parsed `config_bytes`; `image_id` is `sha256:` of those bytes, "" without any.
 
-    `commands`: for each layer the shell command that prints its stored bytes, for a person who checks by hand.
+    `commands`: for each layer the shell command that prints its stored bytes, for a person who checks by hand;
+    `config_command`: the one that prints the configuration.
     `transfer`: what was fetched over a network, (bytes, requests), or None where nothing is; then layers are not read
     whole unless asked for, and of files only those of up to `small` bytes.
     """
@@ -158,6 +159,7 @@ class Image:
         layers: list[tuple[RangeReader, str | None]],
         *,
         commands: tuple[str, ...] = (),
+        config_command: str | None = None,
         tags: tuple[str, ...] = (),
         declared: tuple[Declared, ...] = (),
         allowance: Allowance | None = None,
@@ -165,7 +167,7 @@ class Image:
         if len(layers) > MAX_LAYERS:
             raise _bad("layers", f"{where}: {len(layers)} layers; engines take no more than 127")
         self.where, self.config_bytes, self.tags, self.declared = where, config_bytes or b"", tags, declared
-        self.commands = commands
+        self.commands, self.config_command = commands, config_command
         what = f"{where}: the image configuration"
         self.config = {} if config_bytes is None else as_object(parse_json(config_bytes, what), what)
         self.image_id = "" if config_bytes is None else f"sha256:{sha256_bytes(config_bytes)}"

@@ -251,8 +251,9 @@ def from_manifest(
         declared.append(_declared(store, "manifest", said_in, chosen, where))
         manifest = as_object(_load(declared[-1].blob, "manifest", where), f"{where}: manifest")
         said_in = declared[-1].digest
-    declared.append(_declared(store, "configuration", said_in, manifest.get("config"), where))
-    config = declared[-1].blob
+    declared_config = _declared(store, "configuration", said_in, manifest.get("config"), where)
+    declared.append(declared_config)
+    config = declared_config.blob
     listed = manifest.get("layers")
     if not isinstance(listed, list):
         raise _bad("manifest", f"{where}: the image manifest lists no layers")
@@ -265,6 +266,7 @@ def from_manifest(
         _small(config, "configuration", where),
         layers,
         commands=tuple(store.command(f"blobs/sha256/{str(digest)[7:]}") for _, digest in layers),
+        config_command=store.command(f"blobs/sha256/{declared_config.digest[7:]}"),
         tags=tuple(tags),
         declared=tuple(declared),
     )
@@ -298,6 +300,7 @@ def _from_archive(store: _Archive, where: str, choice: str | None = None) -> Ima
         config_bytes,
         layers,
         commands=tuple(store.command(name) for name in names),
+        config_command=store.command(config_name),
         tags=tuple(tag for tag in tags if isinstance(tag, str)),
         declared=tuple(declared),
         allowance=store.allowance,

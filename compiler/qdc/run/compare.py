@@ -38,8 +38,12 @@ COMPARED = {
 }
 _PLAIN = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
 _ELSEWHERE = ("serve.start", "serve.weights", "serve.chat_template", "target.chat_template", "serve.patches[",
-              "serve.packages", "serve.engine.files")  # fmt: skip
+              "serve.packages", "serve.engine.files", "target.weights", "drafter.weights")  # fmt: skip
 """Facts that other parts of a comparison tell."""
+_ARGUMENT = re.compile(r"serve\.arguments\[(.+)\]")
+_FIELDS = ("max-model-len", "max-num-seqs", "dtype", "speculative-config", "chat-template", "model",
+           "enable-prefix-caching", "no-enable-prefix-caching")  # fmt: skip
+"""Arguments of the engine that a recipe has a field for, or that other facts tell."""
 _TEMPLATE = 1 << 20
 
 
@@ -86,6 +90,8 @@ def compare(a: Side, b: Side) -> tuple[list[Change], Unread]:
     if both[0] is not None and both[1] is not None:
         told |= _told_files(changes)
         changes += _contents(a, b, told)
+        if not changes and (a.kind == "model folder") == (b.kind == "model folder"):
+            unread.clear()  # All that could be read or not is the same bytes.
     if a.measurements is not None and b.measurements is not None:
         common = True
         changes += measurement_changes(a.measurements, b.measurements)
@@ -204,18 +210,24 @@ def _template(side: Side) -> str | None:
 
 def _by_facts(a: Side, b: Side, unread: Unread) -> list[Change]:
     """Both sides by what an audit reads in their bytes."""
+    from qdc.audit.serving import DEFAULT
+
     documents = [_facts(side) for side in (a, b)]
     why = [side.facts["unread"] for side in (a, b)]
     for id in sorted(why[0].keys() | why[1].keys()):
+        if why[0].get(id) == why[1].get(id) == DEFAULT:
+            continue
         sides = [name for name, reasons in zip("AB", why, strict=True) if id in reasons]
         unread[id] = f"{' and '.join(sides)}: {why[0].get(id) or why[1].get(id)}"
         for document in documents:
             _drop(document["recipe"], id)
-    if a.kind == b.kind == "model folder" or "model folder" not in (a.kind, b.kind):
-        sections: tuple[str, ...] = ()
-    else:  # a folder holds one model and starts nothing: only what both show
-        sections = _only_common(documents)
-    return diff(*documents, without=sections, templates=(_template(a), _template(b)))
+    if any(id in ("drafter", "drafter.kind") for id in unread):
+        _forget(documents, "drafter")
+    if (a.kind == "model folder") != (b.kind == "model folder"):
+        _only_common(documents)
+    for side, document in zip((a, b), documents, strict=True):
+        side.facts["weights"] = {side.facts["places"][item["path"]] for item in document["serving"]["weights"]}
+    return diff(*documents, templates=(_template(a), _template(b)))
 
 
 def _facts(side: Side) -> dict[str, Any]:
@@ -226,6 +238,7 @@ def _facts(side: Side) -> dict[str, Any]:
     recipe: dict[str, Any] = {}
     unread: Unread = {}
     places: dict[str, str] = {}
+    arguments: dict[str, Any] = {}
     for row in audit(side.image)["verdicts"]:
         id, evidence = row["claim"], row["evidence"]
         if not id.startswith(("target.", "drafter.", "serve.")):
@@ -233,6 +246,9 @@ def _facts(side: Side) -> dict[str, Any]:
         first = next((str(item["path"]) for item in evidence if str(item["path"]).startswith("/")), None)
         if first:
             places[id] = first.strip("/")
+        argument = _ARGUMENT.fullmatch(id)
+        if argument is not None and argument[1] not in _FIELDS and row["verdict"] != "unread":
+            arguments[argument[1]] = row["value"]
         if id.startswith(_ELSEWHERE) or not _PLAIN.fullmatch(id):
             continue
         if row["verdict"] == "unread":
@@ -247,8 +263,10 @@ def _facts(side: Side) -> dict[str, Any]:
         folder = next((places[id].rpartition("/")[0] for id in ids if id in places), None)
         weights += [] if folder is None else _weights(side.image, folder, subject)
     side.facts["unread"] = unread
-    side.facts["weights"] = {item.pop("place") for item in weights}
+    side.facts["places"] = {item["path"]: item.pop("place") for item in weights}
     document: dict[str, Any] = {"recipe": recipe, "artifacts": {}, "serving": {"weights": weights}}
+    if arguments:
+        document["rest"] = {"serve": {"arguments": arguments}}
     if "serve.chat_template" in places:
         path = places["serve.chat_template"]
         side.facts["template"] = path
@@ -286,20 +304,27 @@ def _drop(tree: dict[str, Any], id: str) -> None:
     tree.pop(last, None)
 
 
-def _only_common(documents: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Leave out of both documents the models that only one of them shows, and how engines are started."""
+def _only_common(documents: list[dict[str, Any]]) -> None:
+    """A folder holds one model and starts nothing: leave out what only the image shows."""
     for document in documents:
         document["recipe"].pop("serve", None)
+        document.pop("rest", None)
         document["serving"].pop("template", None)
     for subject in ("target", "drafter"):
-        shown = [any(item["path"].startswith(f"/{subject}/") for item in document["serving"]["weights"])
-                 for document in documents]  # fmt: skip
-        if not all(shown):
-            for document in documents:
-                document["recipe"].pop(subject, None)
-                kept = [item for item in document["serving"]["weights"] if not item["path"].startswith(f"/{subject}/")]
-                document["serving"]["weights"] = kept
-    return ()
+        if not all(_weights_of(document, subject) for document in documents):
+            _forget(documents, subject)
+
+
+def _forget(documents: list[dict[str, Any]], subject: str) -> None:
+    """Leave a model out of both: on one side it is not known, or not there to be compared."""
+    for document in documents:
+        gone = _weights_of(document, subject)
+        document["recipe"].pop(subject, None)
+        document["serving"]["weights"] = [item for item in document["serving"]["weights"] if item not in gone]
+
+
+def _weights_of(document: dict[str, Any], subject: str) -> list[dict[str, Any]]:
+    return [item for item in document["serving"]["weights"] if item["path"].startswith(f"/{subject}/")]
 
 
 def _claims_against_bytes(a: Side, b: Side, unread: Unread) -> list[Change]:

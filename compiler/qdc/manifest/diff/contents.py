@@ -73,14 +73,9 @@ def file_changes(a: Image, b: Image, told: set[str]) -> Iterator[Change]:
             continue
         before = None if left is None else _file(a, left)
         after = None if right is None else _file(b, right)
-        if before is not None and after is not None and left is not None and right is not None:
-            text = f"changed, {_kind(left)} -> {_kind(right)}"
-            text += f", layer {left.layer} -> {right.layer}" if a.layers and b.layers else ""
-        elif left is not None:
-            text = f"removed, {_kind(left)}" + (f", layer {left.layer}" if a.layers else "")
-        elif right is not None:
-            text = f"added, {_kind(right)}" + (f", layer {right.layer}" if b.layers else "")
-        yield change("file", f"files[/{path}]", before, after, f"file /{path} {text}")
+        layers = [entry.layer for image, entry in ((a, left), (b, right)) if entry is not None and image.layers]
+        where = f", layer {' -> '.join(map(str, dict.fromkeys(layers)))}" if layers else ""
+        yield change("file", f"files[/{path}]", before, after, f"file /{path} {_how(left, right)}{where}")
 
 
 def layer_changes(a: Image, b: Image) -> Iterator[Change]:
@@ -148,8 +143,19 @@ def _file(image: Image, entry: Entry) -> dict[str, Any]:
     return {"size": entry.size, "mode": f"{entry.mode & 0o7777:o}", "layer": layer}
 
 
+def _how(left: Entry | None, right: Entry | None) -> str:
+    if left is None or right is None:
+        entry = left or right
+        return ("added, " if left is None else "removed, ") + (_kind(entry) if entry is not None else "")
+    if left.type == right.type == "file":
+        text = f"changed, {size(left.size)} -> {size(right.size)}"
+        modes = [f"{entry.mode & 0o7777:o}" for entry in (left, right)]
+        return text if modes[0] == modes[1] else f"{text}, mode {modes[0]} -> {modes[1]}"
+    return f"changed, {_kind(left)} -> {_kind(right)}"
+
+
 def _kind(entry: Entry) -> str:
-    return f"link to {entry.link}" if entry.type == "symlink" else f"{size(entry.size)} mode {entry.mode & 0o7777:o}"
+    return f"link to {entry.link}" if entry.type == "symlink" else f"{size(entry.size)}, mode {entry.mode & 0o7777:o}"
 
 
 def _owned(a: Image, b: Image) -> set[str]:
