@@ -40,7 +40,7 @@ TWINS = {
 CASES = [pytest.param(case, id=f"{topic}-{case['id']}") for topic, cases in TWINS.items() for case in cases]
 FIRST = {case["id"]: case for cases in TWINS.values() for case in reversed(cases)}
 SOURCES = {"hf", "path", "url", "wheel", "ref"}
-URL = re.compile(r"https://[^\s;`)]+")
+URL = re.compile(r"(?:https://|wheel:)[^\s;`)]+")
 
 
 def findings(recipe: Path, sets: list[str] | None = None, edits: dict[str, Any] | None = None) -> list[Diagnostic]:
@@ -102,7 +102,7 @@ def test_no_rule_lacks_a_fixture_and_no_fixture_a_rule() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_the_page_names_the_evidence_of_the_fixture(case: dict[str, Any]) -> None:
     page = PAGES[case["id"]]
-    urls = {url for url in case["evidence"] if url.startswith("https://")}
+    urls = {url for url in case["evidence"] if url.startswith(("https://", "wheel:"))}
     assert urls == set(URL.findall(page.evidence))
     assert page.severity == FIRST[case["id"]]["severity"]
     if not urls:

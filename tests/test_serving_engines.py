@@ -204,7 +204,7 @@ def test_fields_of_the_recipe_reach_the_engine() -> None:
 def test_a_version_that_cannot_is_an_error_with_the_evidence() -> None:
     serve = load(HERE.parent / "recipes" / "qwen35-4b-2026.yaml", ['serve.engine.vllm="0.19.0"']).data
     found = dict(render.refusals(serve["serve"], serve["drafter"]))
-    assert "pypi.org/project/vllm" in found["drafter.architecture.kind"]
+    assert "wheel:vllm" in found["drafter.architecture.kind"]
     with pytest.raises(QdcError, match="no drafter of kind `dflash`") as caught:
         render.serve_config(serve, target_files=FILES, drafter_files=FILES, patches={})
     assert caught.value.id == "serving.drafter"
