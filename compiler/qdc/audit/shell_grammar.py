@@ -74,8 +74,8 @@ class _Reader(Words):
             self.newline()
         return Seq(items, line)
 
-    def body(self, *ends: str) -> Seq:
-        """Commands up to one of `ends`, which stays."""
+    def body(self, *ends: str, empty: bool = False) -> Seq:
+        """Commands up to one of `ends`, which stays. `empty`: there may be none."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise self.bad("commands inside commands, too deep")
@@ -85,6 +85,8 @@ class _Reader(Words):
             self.newlines()
             word = self.peek()
             if word in ends:
+                if not items and not empty:
+                    raise self.bad("commands are missing")
                 break
             if self.i >= len(self.s) or word in _CLOSING:
                 raise self.bad(f"`{ends[0]}` is missing")
@@ -234,7 +236,7 @@ class _Reader(Words):
                     break
                 self.i += 1
             self.take(")")
-            body = self.body(";;", ";&", ";;&", "esac")
+            body = self.body(";;", ";&", ";;&", "esac", empty=True)
             end = self.peek()
             if end != "esac":
                 self.i += len(end)
