@@ -34,7 +34,7 @@ from qdc.audit.shell_tree import (
 from qdc.audit.shell_words import MAX_DEPTH, META, Words
 
 _ASSIGN = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]\s$\"'`]*\])?(\+?=)")
-_OPENING = {"if", "while", "until", "for", "case", "{", "(", "[[", "function", "((", "select", "coproc", "time", "!"}
+_OPENING = {"if", "while", "until", "for", "case", "{", "(", "[[", "function", "((", "select", "coproc", "!"}
 _CLOSING = {"then", "elif", "else", "fi", "do", "done", "esac", "}", ")", ";;", ";&", ";;&"}
 
 
@@ -110,10 +110,13 @@ class _Reader(Words):
         return AndOr(first, rest) if rest else first
 
     def pipeline(self) -> Any:
-        negated, line = False, self.line
-        while self.peek() in ("!", "time"):
-            negated ^= self.peek() == "!"
-            self.i += len(self.peek())
+        negated, line, seen = False, self.line, 0
+        while (word := self.peek()) == "!" or (word == "time" and self.bash):
+            seen += word == "!"
+            negated ^= word == "!"
+            self.i += len(word)
+        if seen > 1:
+            self.only_bash("`! !`")
         stages = [self.command()]
         while self.peek() == "|" and not self.at("||"):
             self.i += 1
