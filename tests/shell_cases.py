@@ -26,6 +26,7 @@ from qdc.formats.tar import Member
 NAMES = ["K", "LEN", "MODE", "SPEC", "EXTRA", "TAG"]
 WORDS = ["4", "15", "007", "dflash", "ngram", "a b", "", "x=1", "--fast", "v1.2-rc", "a.b.c", '{"k":4,"m":"n"}', "[8]",
          "don't", "/opt/m", "two  gaps", "*.sh", "$K", "-n", "~", "0"]  # fmt: skip
+SH = "dash" if os.path.basename(os.path.realpath("/bin/sh")) == "dash" else "sh"
 STUB = """#!/bin/dash
 { printf '%s\\0' "$#" "$@"; env -0; printf '\\0'; } >> "${0%/bin/vllm}/launches"
 """
@@ -62,9 +63,10 @@ class Case:
         files = {path: text.encode() for path, text in self.files.items()}
         files[f"{self.root}/bin/vllm"] = b"#!/usr/bin/python3\n"
         tree = Tree(files, {path for path, text in self.files.items() if text.startswith("#!")})
-        return trace(ImageFiles(tree), self.start(), sh="dash")  # type: ignore[arg-type]
+        return trace(ImageFiles(tree), self.start(), sh=SH)  # type: ignore[arg-type]
 
     def write(self) -> None:
+        """Put the files on disk. No process may begin meanwhile: it would hold a script open for writing."""
         for path, text in {**self.files, f"{self.root}/bin/vllm": STUB}.items():
             place = Path(path)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -73,8 +75,7 @@ class Case:
                 place.chmod(0o755)
 
     def real(self) -> list[tuple[list[str], dict[str, str]]]:
-        """Each start of the engine: its words and environment."""
-        self.write()
+        """Each start of the engine: its words and environment. The case is written before."""
         first = self.start()
         words = [str(value.text) for value in first.words]
         environment = {name: value.text for name, value in first.environment.items() if value.text is not None}
@@ -104,7 +105,10 @@ def launches(path: Path) -> list[tuple[list[str], dict[str, str]]]:
 
 
 def judge(case: Case) -> str:
-    """`known`, `partly` or `undecided`; AssertionError where the audit says what the real shell does not."""
+    """`known`, `partly` or `undecided`; AssertionError where the audit says what the real shell does not.
+
+    The case is written before.
+    """
     answer, real = case.read(), case.real()
     if answer.undecided is not None:
         return "undecided"
