@@ -194,9 +194,9 @@ def _unchecked() -> Iterator[None]:
         yield
 
 
-@breaks("the last rerun counts, not the first", FRESH, "sampled stage that differs on rerun", "value of a parameter")
-def _last() -> Iterator[None]:
-    with method(Store, "_numbers", lambda real: lambda self, folder: sorted(real(self, folder), reverse=True)):
+@breaks("which record counts is not kept", FRESH, "sampled stage that differs on rerun", "choose among reruns")
+def _choice() -> Iterator[None]:
+    with method(Store, "select", lambda real: lambda self, key, number, because: None):
         yield
 
 

@@ -200,9 +200,11 @@ class Oracle:
         return None
 
     def made(self, key: str, output: Files) -> None:
-        """A record was added, with its output whole in the store."""
+        """A record was added, with its output whole in the store, because none had its output: it counts from now on,
+        whatever comes back of the others."""
         self.lost_trees.discard(output)
         entries = self.ledger.setdefault(key, [])
         if all(entry.output != output for entry in entries):
             self.added += 1
             entries.append(Entry(self.added, output))
+        self.chosen[key] = next(entry.n for entry in entries if entry.output == output)

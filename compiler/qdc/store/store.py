@@ -31,6 +31,9 @@ from qdc.store.seal import mark, sealed
 from qdc.store.trees import Tree
 
 
+LOST = "when it was made, the records before it had lost their outputs"
+
+
 @contextlib.contextmanager
 def disk_errors() -> Iterator[None]:
     """Turn an OSError into a QdcError that says that the store cannot be written."""
@@ -235,16 +238,23 @@ class Store:
 
     @disk_errors()
     def add_record(self, key: str, value: dict[str, Any]) -> dict[str, Any]:
-        """Keep `value` as the next record under `key`, unless one with the same output is there."""
+        """Keep `value` as the next record under `key`, unless one with the same output is there.
+
+        Where no earlier record has its output any more, this one counts from now on, even if an object of theirs
+        comes back: what is fresh does not change by itself.
+        """
         folder = self.root / "records" / key
         folder.mkdir(parents=True, exist_ok=True)
-        numbers = []
-        for number in self._numbers(folder):
+        counted, numbers = self.record(key), self._numbers(folder)
+        for number in numbers:
             old = _read_json(folder / f"{number}.json")
             if old is not None and old.get("key") == key and old.get("output") == value["output"]:
+                if counted == old and number != numbers[0]:
+                    self.select(key, number, LOST)
                 return old
-            numbers.append(number)
         number = max(numbers, default=0) + 1
+        if counted is None and numbers:
+            self.select(key, number, LOST)
         value = {**value, "key": key, "n": number}
         write_atomic(folder / f"{number}.json", canonical.pretty(value))
         write_atomic(self.root / "memo" / "latest" / f"{_safe(value['instance'])}.json", canonical.dumps({"key": key}))
