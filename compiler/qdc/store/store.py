@@ -30,7 +30,6 @@ from qdc.store.memo import REMEMBERED, StatMemo
 from qdc.store.seal import mark, sealed
 from qdc.store.trees import Tree
 
-
 LOST = "when it was made, the records before it had lost their outputs"
 
 
