@@ -268,7 +268,7 @@ class Expander:
         if "scratch" in base:
             return self.add("base-image", "base-image", base, {})
         if "debian" in base:
-            params = {"debian": base["debian"], "packages": sorted(DEBIAN_PACKAGES)}
+            params = {**_given(base), "packages": sorted(DEBIAN_PACKAGES)}
             return self.add("base-image", "base-image", params, {})
         return self.add("base-image", "given-base", {}, {"source": self.source("image.base")})
 
