@@ -65,6 +65,7 @@ class Case:
         return trace(ImageFiles(tree), self.start(), sh="dash")  # type: ignore[arg-type]
 
     def write(self) -> None:
+        """Put the files on disk. No process may begin meanwhile: it would hold a script open for writing."""
         for path, text in {**self.files, f"{self.root}/bin/vllm": STUB}.items():
             place = Path(path)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -73,8 +74,7 @@ class Case:
                 place.chmod(0o755)
 
     def real(self) -> list[tuple[list[str], dict[str, str]]]:
-        """Each start of the engine: its words and environment."""
-        self.write()
+        """Each start of the engine: its words and environment. The case is written before."""
         first = self.start()
         words = [str(value.text) for value in first.words]
         environment = {name: value.text for name, value in first.environment.items() if value.text is not None}
@@ -104,7 +104,10 @@ def launches(path: Path) -> list[tuple[list[str], dict[str, str]]]:
 
 
 def judge(case: Case) -> str:
-    """`known`, `partly` or `undecided`; AssertionError where the audit says what the real shell does not."""
+    """`known`, `partly` or `undecided`; AssertionError where the audit says what the real shell does not.
+
+    The case is written before.
+    """
     answer, real = case.read(), case.real()
     if answer.undecided is not None:
         return "undecided"

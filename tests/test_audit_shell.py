@@ -1,7 +1,7 @@
 """Entrypoint scripts as the audit reads them, against the shells that run them.
 
 `AUDIT_SHELL_CASES=10000 pytest tests/test_audit_shell.py -k real_shells -s` is the long run, which prints its figures;
-`AUDIT_SHELL_FIRST` is the first seed.
+`AUDIT_SHELL_FIRST` is the first seed, `AUDIT_SHELL_THREADS` how many shells run at a time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import random
 import shutil
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from qdc.audit.shell_state import Launch, Value
 
 CASES = int(os.environ.get("AUDIT_SHELL_CASES", "200"))
 FIRST = int(os.environ.get("AUDIT_SHELL_FIRST", "0"))
+THREADS = int(os.environ.get("AUDIT_SHELL_THREADS", "4"))
 
 
 def read(
@@ -67,14 +69,20 @@ def test_what_is_said_is_what_real_shells_do(tmp_path: Path) -> None:
     """Random scripts: where the audit knows a word or variable, bash and dash agree; not one may differ."""
     counts: Counter[str] = Counter()
     began = time.monotonic()
-    for seed in range(FIRST, FIRST + CASES):
-        case = made(seed, tmp_path)
-        counts[judge(case)] += 1
-        shutil.rmtree(case.root, ignore_errors=True)
-    shares = {word: round(counts[word] / CASES, 3) for word in ("known", "partly", "undecided")}
-    print(
-        f"\n{CASES} cases from seed {FIRST}, 0 wrong: {dict(counts)}, shares {shares}, {time.monotonic() - began:.0f} s"
-    )
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for first in range(FIRST, FIRST + CASES, 100):
+            cases = [made(seed, tmp_path) for seed in range(first, min(first + 100, FIRST + CASES))]
+            for case in cases:
+                case.write()
+            counts.update(pool.map(judge, cases))
+            for case in cases:
+                shutil.rmtree(case.root, ignore_errors=True)
+            number = counts.total()
+            if number % 500 == 0 or number == CASES:
+                shares = {word: f"{counts[word] / number:.1%}" for word in ("known", "partly", "undecided")}
+                seconds = time.monotonic() - began
+                print(f"\n{number} cases from seed {FIRST}, 0 wrong, {shares}, {seconds:.0f} s", flush=True)
     assert counts["known"] >= 0.7 * CASES
 
 
@@ -302,10 +310,10 @@ def test_a_case_shows_itself(tmp_path: Path) -> None:
     root = str(tmp_path / "c")
     settings = {"Entrypoint": [f"{root}/entry.sh"], "Env": [f"PATH={root}/bin:/usr/bin:/bin"], "WorkingDir": root}
     case = Case(root, {f"{root}/entry.sh": "#!/bin/bash\nexec vllm serve 4\n"}, settings)
+    case.write()
     assert judge(case) == "known"
     Path(f"{root}/launches").unlink()
     lying = Case(root, dict(case.files), case.settings)
-    lying.write = lambda: None  # type: ignore[method-assign]
     Path(f"{root}/entry.sh").write_text("#!/bin/bash\nexec vllm serve 5\n")
     with pytest.raises(AssertionError, match="the word '4', really '5'"):
         judge(lying)

@@ -388,6 +388,3 @@ class _Maker:
             return None
         value, place = item
         return Value(json.dumps(value) if isinstance(value, dict) else str(value), place)
-
-
-__all__ = ["Command", "command", "constants", "declared", "program"]

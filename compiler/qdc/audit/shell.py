@@ -18,7 +18,7 @@ from qdc.audit.shell_files import Files
 from qdc.audit.shell_paths import MAX_DEPTH, Frame, Paths
 from qdc.audit.shell_pieces import Dead, Undecidable, join
 from qdc.audit.shell_programs import Programs
-from qdc.audit.shell_state import Place, State, Value, Var, same, unknown
+from qdc.audit.shell_state import Place, State, Value, same, unknown
 
 MAX_ROUNDS = 2_000
 SPECIAL_BUILTINS = {".", ":", "eval", "exec", "exit", "export", "readonly", "return", "set", "shift", "trap", "unset",
@@ -26,7 +26,10 @@ SPECIAL_BUILTINS = {".", ":", "eval", "exec", "exit", "export", "readonly", "ret
 
 
 class Shell(Paths, Programs, Builtins):
-    """`run_script` and `program` read; `self.ends` has the states in which the paths through it ended."""
+    """`run_script` and `process` read; `self.ends` has the states in which the ways through it ended.
+
+    `root`: whether it runs as root; `sh`: which shell /bin/sh is.
+    """
 
     def __init__(self, image: Files, state: State, *, root: bool = True, sh: str = "sh") -> None:
         self.image, self.state, self.root, self.sh = image, state, root, sh
@@ -131,9 +134,7 @@ class Shell(Paths, Programs, Builtins):
     def _matches(self, patterns: list[tree.Word], subject: Value) -> bool | None:
         answer: bool | None = False
         for word in patterns:
-            pieces = [
-                replace_kind(piece) for piece in self.pieces(word.parts, word.line, tilde=True)
-            ]  # fmt: skip
+            pieces = self.pieces(word.parts, word.line, tilde=True)
             found = self.pattern(pieces)
             if found is not None and found.pattern == ".*":
                 return True
@@ -394,11 +395,3 @@ class Shell(Paths, Programs, Builtins):
             elif var.exported and isinstance(var.value, tuple) and var.value and var.value[0].many:
                 found[name] = var.value[0]
         return found
-
-
-def replace_kind(piece: Any) -> Any:
-    """An expansion in a pattern is itself a pattern unless it is quoted."""
-    return replace(piece, kind="literal") if piece.kind == "spread" else piece
-
-
-__all__ = ["Shell", "Var"]

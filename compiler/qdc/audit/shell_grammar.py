@@ -34,7 +34,7 @@ from qdc.audit.shell_tree import (
 from qdc.audit.shell_words import MAX_DEPTH, META, Words
 
 _ASSIGN = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]\s$\"'`]*\])?(\+?=)")
-_OPENING = {"if", "while", "until", "for", "case", "{", "(", "[[", "function", "((", "select", "coproc", "time", "!"}
+_OPENING = {"if", "while", "until", "for", "case", "{", "(", "[[", "function", "((", "select", "coproc", "!"}
 _CLOSING = {"then", "elif", "else", "fi", "do", "done", "esac", "}", ")", ";;", ";&", ";;&"}
 
 
@@ -74,8 +74,8 @@ class _Reader(Words):
             self.newline()
         return Seq(items, line)
 
-    def body(self, *ends: str) -> Seq:
-        """Commands up to one of `ends`, which stays."""
+    def body(self, *ends: str, empty: bool = False) -> Seq:
+        """Commands up to one of `ends`, which stays. `empty`: there may be none."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise self.bad("commands inside commands, too deep")
@@ -85,6 +85,8 @@ class _Reader(Words):
             self.newlines()
             word = self.peek()
             if word in ends:
+                if not items and not empty:
+                    raise self.bad("commands are missing")
                 break
             if self.i >= len(self.s) or word in _CLOSING:
                 raise self.bad(f"`{ends[0]}` is missing")
@@ -108,10 +110,13 @@ class _Reader(Words):
         return AndOr(first, rest) if rest else first
 
     def pipeline(self) -> Any:
-        negated, line = False, self.line
-        while self.peek() in ("!", "time"):
-            negated ^= self.peek() == "!"
-            self.i += len(self.peek())
+        negated, line, seen = False, self.line, 0
+        while (word := self.peek()) == "!" or (word == "time" and self.bash):
+            seen += word == "!"
+            negated ^= word == "!"
+            self.i += len(word)
+        if seen > 1:
+            self.only_bash("`! !`")
         stages = [self.command()]
         while self.peek() == "|" and not self.at("||"):
             self.i += 1
@@ -234,7 +239,7 @@ class _Reader(Words):
                     break
                 self.i += 1
             self.take(")")
-            body = self.body(";;", ";&", ";;&", "esac")
+            body = self.body(";;", ";&", ";;&", "esac", empty=True)
             end = self.peek()
             if end != "esac":
                 self.i += len(end)

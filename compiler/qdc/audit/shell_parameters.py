@@ -38,6 +38,7 @@ class Parameters:
     dialect: str
     leave: Callable[[int], None]
     may_leave: Callable[[], None]
+    fork: Callable[[list[Callable[[], None]], Value], None]
     redirecting: bool = False
     here: Callable[[int], Place]
     lost: Callable[[int, str], Undecidable]
@@ -200,6 +201,8 @@ class Parameters:
         colon, op = part.op.startswith(":"), part.op[-1]
         if value is not None and not value.known and (colon or value.many):
             losing = self._silent(part.arg, line)
+            if losing is None:  # what stands in the braces is perhaps read, and may assign or end the shell
+                self.fork([lambda: self._consider(part.arg, line), lambda: None], value)
             lost = replace(value, many=value.many or not part.quoted)
             if op == "=":
                 self.set(part.name, lost, line)
@@ -232,6 +235,9 @@ class Parameters:
         if part.quoted and not found:
             return [Piece("quoted", Value("", self.here(line)))]
         return [Piece("spread" if piece.kind == "literal" else piece.kind, piece.value) for piece in found]
+
+    def _consider(self, parts: tuple[Any, ...], line: int) -> None:
+        self.pieces(parts, line)
 
     def _silent(self, parts: tuple[Any, ...], line: int) -> Value | None:
         """A default that is not taken, where reading it has no effect."""

@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 from qdc.audit.shell_expand import Expander
-from qdc.audit.shell_pieces import Piece
 from qdc.audit.shell_state import Place, Value, unknown
 from qdc.audit.shell_tree import Arithmetic, Test, Word
 
@@ -171,7 +170,7 @@ class Tests(Expander):
         a = self.one(left)
         if op in ("==", "=", "!="):
             pieces = self.pieces(right.parts, line, tilde=True)
-            found = self.pattern([Piece("literal" if p.kind == "spread" else p.kind, p.value) for p in pieces])
+            found = self.pattern(pieces)
             if a.text is None or found is None:
                 return self.doubt(a if not a.known else unknown(self.here(line), "a pattern that is not known"))
             return bool(found.fullmatch(a.text)) == (op != "!=")

@@ -200,7 +200,7 @@ class Words:
                 self.i = mark
         if self.at("$("):
             self.i += 2
-            body = self.body(")")
+            body = self.body(")", empty=True)
             self.take(")")
             return Output(body, quoted)
         if self.at("${"):
