@@ -26,6 +26,7 @@ from qdc.formats.tar import Member
 NAMES = ["K", "LEN", "MODE", "SPEC", "EXTRA", "TAG"]
 WORDS = ["4", "15", "007", "dflash", "ngram", "a b", "", "x=1", "--fast", "v1.2-rc", "a.b.c", '{"k":4,"m":"n"}', "[8]",
          "don't", "/opt/m", "two  gaps", "*.sh", "$K", "-n", "~", "0"]  # fmt: skip
+SH = "dash" if os.path.basename(os.path.realpath("/bin/sh")) == "dash" else "sh"
 STUB = """#!/bin/dash
 { printf '%s\\0' "$#" "$@"; env -0; printf '\\0'; } >> "${0%/bin/vllm}/launches"
 """
@@ -62,7 +63,7 @@ class Case:
         files = {path: text.encode() for path, text in self.files.items()}
         files[f"{self.root}/bin/vllm"] = b"#!/usr/bin/python3\n"
         tree = Tree(files, {path for path, text in self.files.items() if text.startswith("#!")})
-        return trace(ImageFiles(tree), self.start(), sh="dash")  # type: ignore[arg-type]
+        return trace(ImageFiles(tree), self.start(), sh=SH)  # type: ignore[arg-type]
 
     def write(self) -> None:
         """Put the files on disk. No process may begin meanwhile: it would hold a script open for writing."""
