@@ -222,7 +222,7 @@ class Engine:
             ("qdc.sources.lock", "trees", lambda loaded: {}),
             ("qdc.sources.facts", "attach", lambda loaded: loaded),
             ("qdc.graph.signature", "PACKAGE", package),
-            ("qdc.run.build", "KINDS", KINDS),
+            ("qdc.run.attempt", "KINDS", KINDS),
             *(("qdc.run.process", name, getattr(self.stages, name)) for name in ("start", "wait_any", "stop")),
             ("qdc.run.build", "LOOK_AGAIN_S", 0.001),
             ("qdc.run.keep", "KINDS", KINDS),

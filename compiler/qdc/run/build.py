@@ -152,9 +152,9 @@ class Build:
     def _wait(self) -> None:
         """Serve the stages that run until one has ended, and finish it."""
         limit_s = HEAR_S if self.asked else LOOK_AGAIN_S if self.elsewhere else None
-        if self.executor is None or (not self.running and limit_s is not None):
+        if self.executor is None:
             time.sleep(limit_s or 0.0)
-        elif self.running:
+        elif self.running or limit_s is not None:
             ended = self.executor.wait(limit_s)
             if ended is not None:
                 self._finish(ended)
