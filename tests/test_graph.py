@@ -109,6 +109,7 @@ AFTER_TARGET = {
         ("evaluate.quality.prompts=100", {"evaluate:target"}),
         ("name=other", {"image"}),
         ("deploy.size_limit.bytes=1e9", {"image"}),
+        (f"image.base={{debian: bookworm, digest: sha256:{'a' * 64}}}", {"base-image", "image"}),
     ],
 )
 def test_an_edit_reruns_exactly_what_depends_on_it(change: str, reruns: set[str]) -> None:
