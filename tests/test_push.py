@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import registry_server
+from image_store import Contents, make_image
 from registry_server import PASSWORD, USER, Fake
-from test_image_export import Contents, make_image
 
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_bytes
