@@ -311,11 +311,13 @@ def test_the_exit_code_is_a_pass_only_when_all_passed(outcomes: list[str], code:
 
 
 def test_an_image_for_another_card_is_refuted_and_one_for_this_is_not(tmp_path: Path) -> None:
-    for library, outcome in (("ada", "fail"), ("two", "pass")):
+    """Of the other image the card is proved; what drafts in it, its bytes do not say."""
+    for library, outcome, word in (("ada", "fail", "refuted"), ("two", "undecided", "proved")):
         made = gate_images.for_another_card(library).archive(tmp_path / f"{library}.tar")
         opened = open_artifact(made, "it")
         assert configuration.wants_gpu(opened.image)
         check = artifact.audited(opened, None, ("deploy.hardware=a10g",))[1]
-        assert check.outcome == outcome, check
+        assert check.outcome == outcome and check.figure[word] == 1, check
+        assert ("deploy.hardware" in check.why) == (outcome == "fail")
     assert not configuration.wants_gpu(image(tmp_path))
     assert configuration.wants_gpu(image(tmp_path, {"opt/lib/libcudart.so.12": (0o644, b"")}))

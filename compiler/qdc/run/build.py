@@ -160,13 +160,14 @@ class Build:
                 self._finish(ended)
 
     def _stop(self) -> None:
-        """End what runs, and let go of what it holds."""
-        if self.through is not None:
-            self.through.close()
-        if self.executor is not None:
-            self.executor.stop()
-        for item in self.running.values():
-            item.resources.close()
+        """End what runs, and let go of what it holds, whatever goes wrong meanwhile."""
+        with ExitStack() as last:
+            for item in self.running.values():
+                last.enter_context(item.resources)
+            if self.executor is not None:
+                last.callback(self.executor.stop)
+            if self.through is not None:
+                self.through.close()
 
     def _welcome(self, wanted: list[Stage]) -> None:
         """Say which stages have come from the remote or were finished by another build meanwhile."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -74,10 +75,11 @@ class Local:
         return None if ended is None else self.running.pop(id(ended))
 
     def stop(self) -> None:
-        process.stop([attempt.worker for attempt in self.running.values()])
-        for attempt in self.running.values():
-            attempt.close()
-        self.running.clear()
+        with contextlib.ExitStack() as last:
+            for attempt in self.running.values():
+                last.callback(attempt.close)
+            process.stop([attempt.worker for attempt in self.running.values()])
+            self.running.clear()
 
 
 def executor(store: Store, settings: Settings, signature: str) -> Executor:
