@@ -41,13 +41,19 @@ def label() -> Fixture:
     return fixture(built)
 
 
-def swapped_layer() -> Fixture:
-    """The blob of the target's layer is another image's; configuration and manifest still name the first one."""
+def _with_anothers_weights() -> tuple[Fixture, bytes, bytes, int]:
+    """An image, the tar of its target's layer, the same layer's tar of an image with other weights, and its number."""
     made, other = untouched(), Built()
     path = f"{TARGET}/model.safetensors"
     other.put(path, flip(other.read(path)))
     number = next(n for n, layer in enumerate(made.layers) if path in layer)
     was, now = made.tars()[number], fixture(other).tars()[number]
+    return made, was, now, number
+
+
+def swapped_layer() -> Fixture:
+    """The blob of the target's layer is another image's; configuration and manifest still name the first one."""
+    made, was, now, _ = _with_anothers_weights()
 
     def swap(files: dict[str, bytes]) -> None:
         files[f"blobs/sha256/{sha(was)}"] = now
@@ -58,11 +64,7 @@ def swapped_layer() -> Fixture:
 
 def relabelled_blobs() -> Fixture:
     """As above, and the OCI manifest and index name the new blob; only the configuration still names the old one."""
-    made, other = untouched(), Built()
-    path = f"{TARGET}/model.safetensors"
-    other.put(path, flip(other.read(path)))
-    number = next(n for n, layer in enumerate(made.layers) if path in layer)
-    was, now = made.tars()[number], fixture(other).tars()[number]
+    made, was, now, number = _with_anothers_weights()
 
     def swap(files: dict[str, bytes]) -> None:
         index = json.loads(files["index.json"])
