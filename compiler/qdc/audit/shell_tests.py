@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from typing import Any
 
 from qdc.audit.shell_expand import Expander
@@ -17,14 +18,14 @@ _UNARY = set("abcdefghknoprstuvwxzGLNORS")
 _SIMPLE_EXPRESSION = re.compile(r"[A-Za-z0-9_^$.+*?\[\]()|/:, -]*")
 
 
-class Tests(Expander):
+class Tests(Expander, ABC):
     """The conditions of a shell. `unsure` holds why the last answer was None."""
 
     unsure: Value
 
+    @abstractmethod
     def look(self, path: Value, line: int) -> tuple[str, str]:
         """(kind, real path) of what a path names; kind `unknown` where that is not known."""
-        raise NotImplementedError
 
     def doubt(self, value: Value) -> Answer:
         """Not known, because of `value`."""
