@@ -247,6 +247,8 @@ def test_micro_on_a_base_of_a_registry_from_lock_to_audit(
     assert image.image_id == built["image"]["id"]
     audited = qdc("audit", f"archive:{file}", "--require", "serve.k=7", "--json")
     assert audited.returncode == 0, audited.stdout + audited.stderr
+    same = qdc("diff", built["build"], f"archive:{file}", "--store", micro.store)
+    assert same.returncode == 0, same.stdout + same.stderr
     sizes = run(micro, "plan", recipe)["predictions"]["image"]["layers"][0]
     assert sizes["value"] == sum(map(len, base.tars)) and not sizes["assumed"]
     name = f"{fake.host}/team/product"

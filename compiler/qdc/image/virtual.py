@@ -66,4 +66,4 @@ def _reader(image: VirtualImage, layer: Layer, resolve: Resolve) -> RangeReader:
     if layer.entries is not None:
         return TarRange(layer.entries, resolve)
     own = image.folder / layer.tar if image.folder is not None and layer.tar and layer.tar != "layer.tar" else None
-    return FileRange(own if own is not None and own.is_file() else resolve(layer.diff_id))
+    return FileRange(own if own is not None and own.is_file() else resolve(layer.stored[0]))
