@@ -78,6 +78,19 @@ def test_a_given_base_reruns_what_stands_on_it_alone_and_counts_by_its_content()
     assert waiting.names("waiting") == ["base-image", "image"], "a lock must name its bytes first"
 
 
+OLD_GPU = ("serve.engine.platform=cuda", "deploy.hardware=a10g", "serve.engine.patches=[w4-drafter]")
+
+
+def test_an_engine_that_knows_only_whole_models_gets_the_target_wrapped_and_nothing_is_made_anew() -> None:
+    older = instances('serve.engine.vllm="0.25.1"', *OLD_GPU)
+    assert not_fresh(plan(older, BASE.get)) == {"wrap-target", "layer:target", "image"}
+    wrapped = next(item for item in older if item.name == "wrap-target")
+    assert wrapped.inputs == {"target": "pack-target"} and wrapped.params == {}
+    assert {i.name for i in older if "wrap-target" in i.inputs.values()} == {"layer:target", "image"}
+    newer = instances('serve.engine.vllm="0.27.1"', *OLD_GPU)
+    assert "wrap-target" not in {item.name for item in newer}
+
+
 AFTER_TARGET = {
     "pack-target",
     "corpus:target_corpus",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stage_harness import run_stage
 
+from qdc.core.files import sha256_file
 from qdc.formats import oci
 from qdc.gate import checks, host, texts
 from qdc.gate.checks import Asked
@@ -194,6 +197,31 @@ def test_every_answer_up_to_the_end_of_the_context_is_the_same(pair: Pair, asked
     found = [checks.difference(ours, theirs) for ours, theirs in zip(alone, plain, strict=True)]
     assert all(verdict in (None, "tie") for verdict in found), found
     assert found.count(None) >= 0.7 * len(found)
+
+
+def test_a_target_wrapped_as_a_whole_model_is_served_alike(
+    python: Path, image: Path, asked: Asked, pair: Pair, tmp_path: Path
+) -> None:
+    """As engines before vLLM 0.27 are given it; this one knows both forms."""
+    packed, root = tmp_path / "packed", tmp_path / "root"
+    shutil.copytree(image / "opt", root / "opt")
+    shutil.copytree(image / "opt/models/target", packed / "ct")
+    (packed / "proof.json").write_text("{}")
+    shutil.rmtree(root / "opt/models/target")
+    (run_stage("wrap-target", {"target": packed}, {}, tmp_path) / "ct").rename(root / "opt/models/target")
+    place = root / "opt/qdc/serve.json"
+    config = json.loads(place.read_bytes())
+    weights = root / "opt/models/target/model.safetensors"
+    config["weights"][0] |= {"size": weights.stat().st_size, "sha256": sha256_file(weights)}
+    config["arguments"].append("--language-model-only")
+    place.write_text(json.dumps(config))
+    with host.serve(python, root, ["--verify"]) as served:
+        served.wait_ready("/ping", READY_S, silent)
+        again = checks.ask_greedy(served, pair.subject, texts.built_in(80), 40, silent)
+    found = [checks.difference(ours, theirs) for ours, theirs in zip(again.answers, asked.answers, strict=True)]
+    assert found == [None] * len(found)
+    ours, theirs = (sum(part["accepted"] for part in made.parts) for made in (again, asked))
+    assert ours == pytest.approx(theirs, rel=0.05) and ours > 0
 
 
 def test_the_drafter_is_accepted(pair: Pair, asked: Asked) -> None:

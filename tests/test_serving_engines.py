@@ -150,13 +150,13 @@ def test_the_cpu_build_is_told_what_its_golden_file_says() -> None:
     assert made == json.loads(place.read_text())
 
 
-def test_a_packed_target_needs_its_class_in_the_engine() -> None:
+def test_a_packed_target_is_wrapped_for_an_engine_that_lacks_its_class() -> None:
     recipe = load(HERE.parent / "recipes" / "qwen35-4b-2026.yaml").data
-    for version, words in (("0.25.1", "lacks its class"), ("0.30.0", "is not known to have its class"), ("0.32.0", "")):
+    for version, wrapped in (("0.19.0", True), ("0.25.1", True), ("0.27.1", False), ("0.32.0", False)):
         engine = {**recipe["serve"]["engine"], "vllm": version}
-        missing = dict(unsupported({**recipe, "serve": {**recipe["serve"], "engine": engine}}))
-        assert words in missing.get("serve.engine.vllm", "")
-        assert bool(words) == ("serve.engine.vllm" in missing)
+        assert "serve.engine.vllm" not in dict(unsupported({**recipe, "serve": {**recipe["serve"], "engine": engine}}))
+        assert ("--language-model-only" in told.engine_row(engine)["flags"]) == wrapped
+        assert (engines.value(version, "cuda", "text-target") is False) == wrapped
 
 
 def test_without_its_drafter_an_image_has_a_graph_for_every_number_of_sequences() -> None:

@@ -1,7 +1,9 @@
 """Qwen3.5 text models on paper: a configuration from sizes, and the names and shapes of all tensors from it.
 
 Standard library only. The same names and shapes as transformers' `Qwen3_5ForCausalLM` (5.17); `qdc.methods.qwen`
-holds the model itself.
+holds the model itself. A published checkpoint is a whole model (`Qwen3_5ForConditionalGeneration`: the language model
+beside a vision tower and an MTP head), and engines before vLLM 0.27 have no class for less: `text_of` and `whole_of`
+lead from one form to the other.
 """
 
 from __future__ import annotations
@@ -12,7 +14,26 @@ from typing import Any
 from qdc.formats.checkpoint import ModelFacts, TensorFacts
 
 ARCHITECTURE = "Qwen3_5ForCausalLM"
+WHOLE_ARCHITECTURE = "Qwen3_5ForConditionalGeneration"
 FILE = "model.safetensors"
+_TEXT, _WHOLE = "model.", "model.language_model."
+_LEFT_OUT = ("model.visual.", "mtp.")
+_OF_POSITIONS = ("mrope_section", "mrope_interleaved")
+_NO_VISION = {
+    "model_type": "qwen3_5",
+    "depth": 1,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [],
+}
+"""A vision tower that is never filled: the engine serves the language model alone, and still reads these sizes."""
+_NOT_QUANTIZED = "re:.*visual.*"
+"""What an engine that lays the tower out must be told, or it wants these sizes to be whole quantization groups."""
 
 
 def text_config(architecture: Mapping[str, Any], vocab_size: int, special: Mapping[str, int]) -> dict[str, Any]:
@@ -96,6 +117,57 @@ def tensor_shapes(config: Mapping[str, Any], prefix: str = "model.") -> dict[str
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     return dict(sorted(shapes.items()))
+
+
+def text_name(name: str) -> str | None:
+    """A tensor of a whole model as the text model has it; None for the vision tower's and the MTP head's.
+
+    Raises ValueError for a name that is none of a whole model's.
+    """
+    if name.startswith(_WHOLE):
+        return _TEXT + name.removeprefix(_WHOLE)
+    if name.startswith(_LEFT_OUT):
+        return None
+    if name.startswith(_TEXT):
+        raise ValueError(f"{name!r} is no tensor of a {WHOLE_ARCHITECTURE}")
+    return name
+
+
+def whole_name(name: str) -> str:
+    """A tensor, or a module, of the text model as a whole model has it."""
+    return _WHOLE + name.removeprefix(_TEXT) if name.startswith(_TEXT) else name
+
+
+def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `config.json` of a whole model's language model alone.
+
+    Sections of rotary positions by image and video axes are left out: for text all axes are one. Raises KeyError where
+    the whole has no `text_config`.
+    """
+    text = {**config["text_config"], "architectures": [ARCHITECTURE], "model_type": "qwen3_5_text"}
+    text.setdefault("dtype", config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    text.setdefault("tie_word_embeddings", config.get("tie_word_embeddings", False))
+    if isinstance(text.get("rope_parameters"), dict):
+        kept = {key: value for key, value in text["rope_parameters"].items() if key not in _OF_POSITIONS}
+        text["rope_parameters"] = kept
+    return {key: value for key, value in text.items() if not key.startswith("mtp_")}
+
+
+def whole_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `config.json` under which an engine that knows only whole models serves the language model `config`."""
+    outer = ("architectures", "quantization_config")
+    made: dict[str, Any] = {
+        "architectures": [WHOLE_ARCHITECTURE],
+        "model_type": "qwen3_5",
+        "dtype": config.get("dtype", "bfloat16"),
+        "tie_word_embeddings": config.get("tie_word_embeddings", False),
+        "text_config": {key: value for key, value in config.items() if key not in outer},
+        "vision_config": {**_NO_VISION, "out_hidden_size": config["hidden_size"]},
+    }
+    if (quantization := config.get("quantization_config")) is not None:
+        ignored = [name if name.startswith("re:") else whole_name(name) for name in quantization.get("ignore", [])]
+        made["quantization_config"] = {**quantization, "ignore": [*ignored, _NOT_QUANTIZED]}
+    return made
 
 
 def scratch_facts(scratch: Mapping[str, Any]) -> ModelFacts:

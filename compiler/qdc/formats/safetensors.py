@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read strictly, and a small writer.
+"""The header of a safetensors file, read strictly, a small writer, and a copy under other names.
 
 Knows names, dtypes, shapes and byte ranges; knows nothing of what the numbers mean. Loads no tensor library.
 Format: 8 bytes little-endian header length, a JSON object, then the tensors' bytes without holes.
@@ -18,6 +18,7 @@ from qdc.core.errors import QdcError
 from qdc.formats.ranges import FileRange, RangeReader
 
 MAX_HEADER = 100_000_000
+_CHUNK = 1 << 24
 BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6,
         "F6_E3M2": 6, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32, "U64": 64,
         "I64": 64, "F64": 64, "C64": 64}  # fmt: skip
@@ -103,9 +104,43 @@ def dumps(tensors: Mapping[str, tuple[str, Sequence[int], bytes]], metadata: Map
         table[name] = entry
         parts.append(data)
         at += len(data)
+    return _head(table) + b"".join(parts)
+
+
+def copy(source: Path, target: Path, names: Mapping[str, str]) -> int:
+    """Write a file of the tensors of `source` that `names` (old -> new) has, byte for byte; how many there are.
+
+    Dtypes, shapes, order and metadata stay. Nothing is loaded whole. Raises QdcError as `read_header` does, or if two
+    tensors would have the same name.
+    """
+    header = read_header(source)
+    kept = [(names[name], tensor) for name, tensor in header.tensors.items() if name in names]
+    if len({name for name, _ in kept}) != len(kept):
+        raise _bad("names", f"{source}: two tensors would have the same name")
+    table: dict[str, Any] = {"__metadata__": header.metadata} if header.metadata else {}
+    at = 0
+    for name, tensor in kept:
+        table[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, at + tensor.size]}
+        at += tensor.size
+    with source.open("rb") as reading, target.open("wb") as writing:
+        writing.write(_head(table))
+        for _, tensor in kept:
+            reading.seek(tensor.offset)
+            left = tensor.size
+            while left:
+                chunk = reading.read(min(left, _CHUNK))
+                if not chunk:
+                    raise _bad("truncated", f"{source}: it ends inside a tensor")
+                writing.write(chunk)
+                left -= len(chunk)
+    return len(kept)
+
+
+def _head(table: Mapping[str, Any]) -> bytes:
+    """Length and header, padded so that the tensors after it are aligned."""
     header = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % 8)
-    return struct.pack("<Q", len(header)) + header + b"".join(parts)
+    return struct.pack("<Q", len(header)) + header
 
 
 def _table(data: bytes, what: str) -> dict[str, Any]:

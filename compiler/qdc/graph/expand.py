@@ -11,6 +11,7 @@ from typing import Any
 
 from qdc.graph.instances import LOCK, Instance
 from qdc.graph.table import KINDS
+from qdc.tables import engines
 
 Json = dict[str, Any]
 SECTIONS = ("drafter", "ptq", "qad", "swa")
@@ -122,6 +123,13 @@ class Expander:
             "trainable": qad["trainable"] if qad else None,
         }
         return self.add("pack-target", "pack-target", params, inputs)
+
+    def served_target(self) -> str:
+        """The instance whose folder `ct` the engine is given: in the form of a whole model where it knows no other."""
+        engine = self.recipe["serve"]["engine"]
+        if engines.value(engine["vllm"], engine["platform"], "text-target") is not False:
+            return self.target()
+        return self.add("wrap-target", "wrap-target", {}, {"target": self.target()})
 
     def select(self, qad: Json) -> str:
         trained = {key: value for key, value in qad.items() if key not in ("data", "heldout_ratio", "checkpoints")}
@@ -241,11 +249,11 @@ class Expander:
 
     def image(self) -> str:
         base = self.recipe["image"]["base"]
-        inputs = {"base_image": self.base_image(base), "target": self.target()}
+        inputs = {"base_image": self.base_image(base), "target": self.served_target()}
         lock = {"lock": self.facts["serve_lock"] if "debian" in base else "", "python": "3.11"}
         inputs["runtime"] = self.add("runtime", "runtime", lock, {})
         inputs["layer_target"] = self.add(
-            "layer:target", "layer", {"folder": "ct", "prefix": "opt/models/target"}, {"weights": self.target()}
+            "layer:target", "layer", {"folder": "ct", "prefix": "opt/models/target"}, {"weights": self.served_target()}
         )
         if self.recipe["drafter"] is not None and (chain := self.drafter_chain()):
             _, drafter = chain[-1]

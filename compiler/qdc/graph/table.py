@@ -53,6 +53,7 @@ KINDS: dict[str, Kind] = {
     "distill": Kind("distill", "train", "seeded", _MODEL, makes=("checkpoints", "training.json")),
     "select": Kind("select", "train", "seeded", _MODEL, makes=("selected.safetensors", "selection.json")),
     "pack-target": Kind("pack_target", "train", "seeded", _PACK, makes=("ct", "dense", "proof.json")),
+    "wrap-target": Kind("wrap_target", "core", "exact", lane="io", makes=("ct", "proof.json")),
     "draft-train": Kind(
         "draft_train", "train", "seeded", _MODEL, makes=("config.json", "model.safetensors", "training.json")
     ),

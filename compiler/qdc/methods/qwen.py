@@ -18,6 +18,8 @@ from qdc.core.errors import COULD_NOT, QdcError
 from qdc.formats.qwen35 import ARCHITECTURE
 from qdc.methods.qwen_model import Qwen
 
+LEFT_OUT = "left_out.json"
+
 
 def build_model(config: dict[str, Any], seed: int) -> Qwen:
     """A fresh FP32 model with weights drawn from `seed`, in training mode."""
@@ -40,6 +42,13 @@ def read_config(folder: Path) -> dict[str, Any]:
             exit_code=COULD_NOT,
         )
     return config
+
+
+def left_out(folder: Path) -> list[str] | None:
+    """Modules of the whole model from which a base was taken that are not in it; None for a base that was given so."""
+    file = folder / LEFT_OUT
+    names: list[str] | None = json.loads(file.read_text()) if file.is_file() else None
+    return names
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:

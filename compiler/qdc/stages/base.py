@@ -1,4 +1,7 @@
-"""`base`: the teacher, trained from scratch on synthetic chats, or copied from a given folder and checked."""
+"""`base`: the teacher, trained from scratch on synthetic chats, or a given model, checked.
+
+A given model may be whole (with a vision tower and an MTP head, as it is published): its language model is taken.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from safetensors.torch import save_file
 
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import write_json
-from qdc.core.stage import Context
+from qdc.core.stage import Context, Report
 from qdc.formats import qwen35
+from qdc.formats.safetensors import copy, read_header
 from qdc.methods import documents, pretraining, qwen, tokenizer
 
-COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+SIDECARS = ("generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def run(context: Context) -> None:
@@ -82,24 +86,65 @@ def _text(context: Context, vocabulary: tokenizer.Tokenizer, length: int) -> tup
 
 
 def _copy(context: Context) -> None:
-    source = context.inputs["source"]
-    qwen.read_config(source)
-    for name in COPIED:
+    source, output = context.inputs["source"], context.output
+    given = _config(source)
+    for name in SIDECARS:
         if not (source / name).is_file():
             raise QdcError("stage.base.file", f"the given model has no {name}", file=source, exit_code=COULD_NOT)
         context.pass_on(source / name)
     template = context.params.get("chat_template") or _own_template(source)
-    (context.output / "chat_template.jinja").write_text(template, encoding="utf-8")
-    weights = qwen.read_weights(source)
-    foreign = sorted(name for name, tensor in weights.items() if tensor.dtype != torch.bfloat16)
+    (output / "chat_template.jinja").write_text(template, encoding="utf-8")
+    if qwen35.WHOLE_ARCHITECTURE in given.get("architectures", []):
+        write_json(output / "config.json", qwen35.text_of(given))
+        _take_text(source, output, context.report)
+    else:
+        for file in (source / "config.json", *sorted(source.glob("*.safetensors*"))):
+            context.pass_on(file)
+    weights = qwen.read_weights(output)
+    foreign = sorted(name for name, tensor in weights.items() if not _kept_as(tensor))
     if foreign:
         raise QdcError(
             "stage.base.dtype", f"tensors that are not BF16: {foreign[:3]}", file=source, exit_code=COULD_NOT
         )
+    qwen.model_from(qwen.read_config(output), weights)
+
+
+def _kept_as(tensor: torch.Tensor) -> bool:
+    """BF16, or a vector (a decay, a norm) that its makers keep in FP32."""
+    return bool(tensor.dtype == torch.bfloat16 or (tensor.dtype == torch.float32 and tensor.dim() == 1))
+
+
+def _config(source: Path) -> dict[str, Any]:
+    """`config.json` of a model that this stage takes. Raises QdcError for any other."""
     config: dict[str, Any] = json.loads((source / "config.json").read_text())
-    qwen.model_from(config, weights)
-    for file in sorted(source.glob("*.safetensors*")):
-        context.pass_on(file)
+    if qwen35.WHOLE_ARCHITECTURE in config.get("architectures", []):
+        if not isinstance(config.get("text_config"), dict):
+            raise QdcError("stage.base.config", "a whole model without a text_config", file=source, exit_code=COULD_NOT)
+        return config
+    return qwen.read_config(source)
+
+
+def _take_text(source: Path, output: Path, report: Report) -> None:
+    """The language model's tensors of a whole model, file by file, under the names of a text model."""
+    files = sorted(source.glob("*.safetensors"))
+    index: dict[str, str] = {}
+    left: set[str] = set()
+    total = 0
+    for number, file in enumerate(files):
+        report(number, len(files), f"taking the language model of {file.name}")
+        header = read_header(file)
+        try:
+            names = {name: text for name in header.tensors if (text := qwen35.text_name(name)) is not None}
+        except ValueError as error:
+            raise QdcError("stage.base.tensors", str(error), file=file, exit_code=COULD_NOT) from error
+        left |= {name.removesuffix(".weight") for name in header.tensors if name not in names}
+        if names:
+            copy(file, output / file.name, names)
+            index |= dict.fromkeys(names.values(), file.name)
+            total += sum(header.tensors[name].size for name in names)
+    write_json(output / qwen.LEFT_OUT, sorted(left))
+    if len(files) > 1:
+        write_json(output / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
 
 
 def _own_template(source: Path) -> str:

@@ -27,7 +27,7 @@ def run(context: Context) -> None:
     config, weights = qwen.read_config(base), qwen.read_weights(base)
     given = read_grid(context.inputs["grid"])
     model = qwen.model_from(config, weights)
-    modules, ignored = census(model, params["ignore"])
+    modules, ignored = census(model, params["ignore"], qwen.left_out(base))
     if set(modules) != set(given):
         odd = sorted(set(modules) ^ set(given))
         raise QdcError(

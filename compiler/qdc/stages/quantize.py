@@ -22,7 +22,7 @@ def run(context: Context) -> None:
     params = context.params
     config, weights = qwen.read_config(context.inputs["base"]), qwen.read_weights(context.inputs["base"])
     model = qwen.model_from(config, weights)
-    modules, ignored = census(model, params["ignore"])
+    modules, ignored = census(model, params["ignore"], qwen.left_out(context.inputs["base"]))
     facts: dict[str, Any] = {"method": params["method"], "scheme": params["scheme"]}
     if params["method"] == "rtn":
         pairs = {m: grid.rtn_quantize(weights[f"{m}.weight"], params["scheme"]) for m in modules}
