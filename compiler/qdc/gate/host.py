@@ -48,17 +48,22 @@ class PipeStream:
 
 @contextlib.contextmanager
 def serve(
-    python: str | Path, root: Path, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    python: str | Path,
+    root: Path,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    log_file: Path | None = None,
 ) -> Iterator[Served]:
     """Serve the image laid out under `root` with interpreter `python`; the server ends with the context.
 
     `arguments`: more for the launcher (`--without-drafter`). `environment`: the launcher's; by default HOME and PATH.
+    `log_file`: where its log is kept; by default it goes with the context.
     """
     with tempfile.TemporaryDirectory(prefix="qdc-serve-") as folder, contextlib.ExitStack() as stack:
         port = free_port()
         laid_out = Path(folder, "root")
         _at_port(root, laid_out, port)
-        log = stack.enter_context(Path(folder, "log").open("w+b"))
+        log = stack.enter_context((log_file or Path(folder, "log")).open("w+b"))
         launcher = laid_out / "opt/qdc/serving/launcher.py"
         process = subprocess.Popen(
             [str(python), str(launcher), "serve", "--root", str(laid_out), *arguments],

@@ -140,8 +140,8 @@ def _packed_drafter(loaded: Loaded) -> bool:
     "path through the recurrent state.",
     fix="Keep K + 1 tokens free below `max_model_len` and compare texts with and without speculation, or declare a "
     "patch.",
-    evidence="Disputed. Inferred on GPU from a correction: https://github.com/vllm-project/vllm/pull/56531; on CPU "
-    "every short step crashed vLLM 0.32.0 (measured).",
+    evidence="https://github.com/vllm-project/vllm/pull/56531; measured: vLLM 0.25.1 on one H200 gave one of five "
+    "conversations that fill the context another text, and on CPU every short step crashed vLLM 0.32.0.",
     failing='serve: {engine: {vllm: "0.31.0", patches: []}}',
     passing='serve: {engine: {vllm: "0.32.0", patches: []}}',
     needs=BASE,
@@ -151,9 +151,7 @@ def short_steps_keep_the_state(loaded: Loaded) -> Iterator[Found]:
     engine = loaded.model.serve.engine
     if not _lacks_short_steps(loaded) or not is_hybrid(loaded):
         return
-    seen = (
-        "then crashes (measured)" if engine.platform == "cpu" else "may then lose its state (disputed: inferred only)"
-    )
+    seen = "then crashes (measured)" if engine.platform == "cpu" else "then loses its state (measured with 0.25.1)"
     message = (
         f"near `max_model_len` or under structured output vLLM {engine.vllm} may trim drafts; a hybrid target {seen}"
     )
