@@ -122,7 +122,7 @@ def _take(store: Store, looked: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> Front:
     from qdc.graph.expand import expand
-    from qdc.graph.locks import lock_text, versions
+    from qdc.graph.locks import lock_text, serve_lock, versions
     from qdc.graph.support import unsupported
     from qdc.recipe.load import load
     from qdc.rules.check import require
@@ -138,12 +138,12 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
     warnings = [str(item) for item in require(loaded)]
     taken = {name: _take(store, given) for name, given in looked.items()}
     folders = {name: given["digest"] for name, given in taken.items()}
-    serve_lock = lock_text("serve")
+    drafter = loaded.data["drafter"]
     facts = {
         "code": digests(store, code),
         "versions": versions(lock_text("train")),
         "chat_template": loaded.chat_template,
-        "serve_lock": serve_lock,
+        "serve_lock": serve_lock(drafter["architecture"]["kind"] if drafter else None),
         "templates": loaded.templates,
         "sources": folders | {place: tree.digest for place, tree in pinned.items()},
         "trees": folders,
