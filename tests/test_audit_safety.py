@@ -365,6 +365,13 @@ HOSTILE = {
 }
 
 
+@pytest.mark.parametrize("data", [b"x" * 100, b"# qdc\n\nOne recipe in, one image out. " * 40])
+def test_a_file_of_another_kind_is_said_to_be_no_tar(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_bytes(data)
+    with pytest.raises(QdcError, match=r"README\.md: not a tar"):
+        open_image("archive", str(tmp_path / "README.md")).__enter__()
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_members_are_named_with_their_layer(name: str, tmp_path: Path) -> None:
     data, why = HOSTILE[name]

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdc.cli.gate import _conversations as conversations
 from qdc.core import canonical
 from qdc.core.errors import QdcError
 from qdc.gate import Options, artifact, checks, client, container, exit_code, gate, memory, texts
@@ -369,6 +370,35 @@ def test_a_named_image_is_gated_without_prompts_and_without_a_replay(engine: Eng
     assert "replay" not in one(report, "acceptance")["figure"]
 
 
+def test_given_conversations_are_asked_instead_of_the_built_in_ones(engine: Engine, tmp_path: Path) -> None:
+    asked = [{"messages": [{"role": "user", "content": f"Say {number} and no more."}]} for number in range(70)]
+    report = gate(archive(tmp_path, engine), None, asked, OPTIONS)
+    assert outcomes(report)["lossless"] == "pass" and "replay" not in one(report, "acceptance")["figure"]
+    assert one(report, "acceptance")["figure"]["prompts"] == 70
+
+
+def test_a_file_of_conversations_is_read_or_the_line_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "asked.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "Hi"}], "id": 3}\n\n')
+    assert conversations(file) == [{"messages": [{"role": "user", "content": "Hi"}]}]
+    for line in (
+        "no JSON",
+        "[]",
+        '{"messages": []}',
+        '{"messages": [{"role": "user"}]}',
+        '{"messages": "Hi"}',
+        "[" * 9999,
+    ):
+        file.write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n' + line)
+        with pytest.raises(QdcError) as error:
+            conversations(file)
+        assert (error.value.id, error.value.line) == ("gate.ask", 2)
+    file.write_bytes(b"\xff")
+    for path in (file, tmp_path / "none", tmp_path):
+        with pytest.raises(QdcError, match="cannot be read"):
+            conversations(path)
+
+
 def test_other_text_than_without_speculation_fails(engine: Engine, tmp_path: Path) -> None:
     engine.model.change = lambda ids, prompt: [*ids[:3], ids[3] + 2, *ids[4:]] if prompt == 16 else ids
     report = gate(archive(tmp_path, engine), None, rows(70), OPTIONS)
@@ -377,7 +407,7 @@ def test_other_text_than_without_speculation_fails(engine: Engine, tmp_path: Pat
     assert all(made.removed for made in engine.made)
 
 
-@pytest.mark.parametrize(("every", "gap", "outcome"), [(0, 1.0, "pass"), (0, 5.0, "fail"), (1, 1.0, "fail")])
+@pytest.mark.parametrize(("every", "gap", "outcome"), [(0, 1.0, "pass"), (0, 5.0, "fail"), (1, 1.0, "undecided")])
 def test_a_difference_passes_only_at_a_tie_and_only_a_few_times(
     engine: Engine, tmp_path: Path, every: int, gap: float, outcome: str
 ) -> None:

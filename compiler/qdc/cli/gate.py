@@ -9,6 +9,7 @@ Exit 0 when all passed, 1 when something failed, 3 when something could not be d
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import signal
 from pathlib import Path
@@ -23,6 +24,7 @@ from qdc.store.store import Store
 from qdc.store.use import in_use
 
 WIDEST = 100
+STOPPED = "stopped by `"
 
 
 def main(arguments: list[str]) -> int:
@@ -36,6 +38,7 @@ def main(arguments: list[str]) -> int:
 def _main(arguments: list[str]) -> int:
     given = _options().parse_args(arguments)
     _writable(given.report)
+    asked = None if given.ask is None else _conversations(given.ask)
     for requirement in given.require:
         if "=" not in requirement:
             raise QdcError("audit.require", f"`{requirement}` has no `=`", hint="write --require deploy.hardware=a10g")
@@ -51,11 +54,11 @@ def _main(arguments: list[str]) -> int:
         if reference.build is not None:
             with in_use(store.root), store.staging() as work:
                 archive = _export(store, reference.build, work, shown)
-                report = _gate(f"archive:{archive}", reference.build, store, shown, given)
+                report = _gate(f"archive:{archive}", reference.build, store, shown, given, asked)
                 report["artifact"] = f"build {reference.build['build']}, as exported"
         else:
             image = f"{reference.place}:{reference.name}"
-            report = _gate(image, _record(store, reference), store, shown, given)
+            report = _gate(image, _record(store, reference), store, shown, given, asked)
     finally:
         shown.close()
     code = exit_code(report)
@@ -98,6 +101,12 @@ def _options() -> argparse.ArgumentParser:
     )
     options.add_argument("--start-limit", type=positive, metavar="S", help="seconds to start, for the contract's")
     options.add_argument("--answer-limit", type=positive, metavar="S", help="seconds for an answer, for the contract's")
+    options.add_argument(
+        "--ask",
+        type=Path,
+        metavar="FILE",
+        help="ask these conversations (JSON lines with `messages`), for the build's own",
+    )
     options.add_argument("--prompts", type=count, default=200, metavar="N", help="greedy answers to compare (200)")
     cards = options.add_mutually_exclusive_group()
     cards.add_argument("--gpus", action="store_true", default=None, help="give the container the machine's cards")
@@ -162,13 +171,46 @@ def _record(store: Store, reference: Reference) -> dict[str, Any] | None:
     return found[-1] if found else None
 
 
+def _conversations(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of conversations. Raises QdcError `gate.ask` at the first line that is none."""
+    hint = 'one JSON object a line, {"messages": [{"role": "user", "content": "..."}]}'
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise QdcError("gate.ask", f"the conversations cannot be read: {error}", file=path) from error
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            messages = json.loads(line)["messages"]
+            good = isinstance(messages, list) and all(
+                isinstance(message["role"], str) and isinstance(message["content"], str) for message in messages
+            )
+        except (ValueError, KeyError, TypeError, RecursionError):
+            good, messages = False, []
+        if not good or not messages:
+            raise QdcError("gate.ask", "this is no conversation", file=path, line=number, column=1, hint=hint)
+        rows.append({"messages": messages})
+    if not rows:
+        raise QdcError("gate.ask", "no conversation is in this file", file=path, hint=hint)
+    return rows
+
+
 def _gate(
-    image: str, record: dict[str, Any] | None, store: Store, shown: Quiet, given: argparse.Namespace
+    image: str,
+    record: dict[str, Any] | None,
+    store: Store,
+    shown: Quiet,
+    given: argparse.Namespace,
+    asked: list[dict[str, Any]] | None,
 ) -> dict[str, Any]:
     from qdc.gate import Options, gate
 
-    prompts, rows = None, []
-    if record is not None and not given.no_replay:
+    prompts, rows = asked, []
+    if asked is not None:
+        note("the given conversations are asked: nothing is compared with a replay")
+    elif record is not None and not given.no_replay:
         from qdc.run.replay import replay_served
         from qdc.run.settings import settings
 
@@ -236,6 +278,8 @@ def _print(report: dict[str, Any]) -> None:
         elif isinstance(shown, list):
             shown = " ".join(map(str, shown))
         why = check["why"] or ""
+        if why.startswith(STOPPED):
+            why = why.partition(": ")[0]  # the check that stopped the rest says it
         line = why.partition("\n")[0]
         if line != why or len(line) > WIDEST:
             line = f"{line[:WIDEST]} ..."

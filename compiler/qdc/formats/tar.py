@@ -84,6 +84,8 @@ def walk(source: RangeReader, what: str, room: Room) -> Iterator[Member]:
             if at == 0 and fetch(BLOCK, BLOCK).strip(b"\0"):
                 raise _bad("header", f"{what}: not a tar")
             return
+        if at == 0 and not _begins_a_tar(block):
+            raise _bad("header", f"{what}: not a tar")
         try:
             _check(block, at, what)
             kind, size = block[156:157], _number(block[124:136], at, what)
@@ -116,7 +118,20 @@ def walk(source: RangeReader, what: str, room: Room) -> Iterator[Member]:
                 if not fetch(data + stored - 1, 1):
                     raise _cut(member, what, source.size)
     if block.strip(b"\0"):
+        if at == 0 and b"ustar" not in block:
+            raise _bad("header", f"{what}: not a tar")
         raise _bad("truncated", f"{what}: half a header at {at}{_after(last)}")
+
+
+def _begins_a_tar(block: bytes) -> bool:
+    """Whether a file's first block is meant as a header: it says so, or its checksum is right."""
+    if block[257:262] == b"ustar":
+        return True
+    try:
+        _check(block, 0, "")
+    except QdcError:
+        return False
+    return True
 
 
 def _extension(fetch: Callable[[int, int], bytes], data: int, size: int, what: str) -> bytes:

@@ -68,8 +68,8 @@ def gate(
 
     {image: its ID or null, artifact, contract, checks: [{id, outcome, figure, why}]}. `record`: its build record;
     another image ID than the record's is a failure. `prompts`: rows with `messages` and the replay's `accepted` and
-    `drafts`, or `replay` {label: {accepted, drafts}} (one label, or one with a window); without them built-in prompts
-    are asked and nothing is compared with a replay.
+    `drafts`, or `replay` {label: {accepted, drafts}} (one label, or one with a window); rows without these are asked
+    and not compared with a replay, and without rows built-in prompts are.
     Raises QdcError for an `image` of no such form, a missing file and an unknown contract; all else is an outcome.
     """
     options = options or Options()
@@ -100,7 +100,8 @@ class _Gate(Steps):
         self.gpus = False
 
     def all(self, prompts: Sequence[Mapping[str, Any]], floor: float | None) -> None:
-        replay = [_replayed(row) for row in prompts] or None
+        compared = all("replay" in row or "accepted" in row for row in prompts)
+        replay = [_replayed(row) for row in prompts] if prompts and compared else None
         with contextlib.ExitStack() as stack:
             self._open(stack)
             self._before_start()
