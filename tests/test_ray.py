@@ -495,8 +495,12 @@ def test_settings_of_a_cluster_are_read_and_checked(tmp_path: Path, monkeypatch:
 
 
 def test_only_a_kind_that_can_trains_in_several_processes(tmp_path: Path) -> None:
-    assert processes({"probe": 2, "base": 1}, tmp_path) == {"probe": 2, "base": 1}
-    for bad in ({"distill": 2}, {"probe": 0}, {"nosuch": 1}):
+    assert processes({"distill": 8, "draft-train": 2, "base": 1}, tmp_path) == {
+        "distill": 8,
+        "draft-train": 2,
+        "base": 1,
+    }
+    for bad in ({"select": 2}, {"probe": 0}, {"nosuch": 1}):
         with pytest.raises(QdcError, match="must be"):
             processes(bad, tmp_path)
 
@@ -506,13 +510,10 @@ import torch
 import torch.distributed as group
 total = torch.tensor([float(context.rank + 1)])
 if context.processes > 1:
-    group.init_process_group('gloo')
     group.all_reduce(total)
 context.report(context.processes, context.processes, 'trained')
 if context.rank == 0:
     (output / 'x').write_text(f'{context.processes} {total.item():g}')
-if context.processes > 1:
-    group.destroy_process_group()
 """
 
 

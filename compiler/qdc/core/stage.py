@@ -27,8 +27,9 @@ class Context:
 
     `params`: JSON values, resolved (no defaults are left to the stage). `output`: an empty folder.
     `partial`: a folder that survives a failed or killed attempt and is offered again to the same key only.
-    `threads`: CPU threads the stage may use (an execution detail, never in a key). `rank` of `processes`: which of the
-    processes of one training this is (torchrun's); rank 0 alone reports and writes the output.
+    `threads`: CPU threads the stage may use; `device`: where its models go, as torch names it (both execution details,
+    never in a key). `rank` of `processes`: which of the processes of one training this is (torchrun's); rank 0 alone
+    reports and writes the output.
     """
 
     inputs: dict[str, Path]
@@ -40,6 +41,7 @@ class Context:
     report: Report = field(default=silent)
     rank: int = 0
     processes: int = 1
+    device: str = "cpu"
 
     def pass_on(self, file: Path) -> None:
         """Put a file of an input into the output as it is: a link, which is published as the same object."""

@@ -50,12 +50,17 @@ KINDS: dict[str, Kind] = {
     "corpus": Kind("corpus", "train", "seeded", _MODEL, makes=("conversations.jsonl", "summary.json")),
     "pack": Kind("pack", "train", "exact", _TEXT, makes=("train.safetensors", "heldout.safetensors", "pack.json")),
     "quantize": Kind("quantize", "train", "seeded", _MODEL, makes=("grid.safetensors", "grid.json")),
-    "distill": Kind("distill", "train", "seeded", _MODEL, makes=("checkpoints", "training.json")),
+    "distill": Kind("distill", "train", "seeded", _MODEL, makes=("checkpoints", "training.json"), parallel=True),
     "select": Kind("select", "train", "seeded", _MODEL, makes=("selected.safetensors", "selection.json")),
     "pack-target": Kind("pack_target", "train", "seeded", _PACK, makes=("ct", "dense", "proof.json")),
     "wrap-target": Kind("wrap_target", "core", "exact", lane="io", makes=("ct", "proof.json")),
     "draft-train": Kind(
-        "draft_train", "train", "seeded", _MODEL, makes=("config.json", "model.safetensors", "training.json")
+        "draft_train",
+        "train",
+        "seeded",
+        _MODEL,
+        makes=("config.json", "model.safetensors", "training.json"),
+        parallel=True,
     ),
     "calibrate": Kind("calibrate", "train", "exact", _TEXT, makes=("calibration.jsonl", "summary.json")),
     "draft-quantize": Kind(

@@ -38,7 +38,7 @@ def _hessians(model: Qwen, modules: Sequence[str], batches: Sequence[Batch]) -> 
     try:
         with torch.no_grad():
             for ids, mask in batches:
-                counted.append(mask.bool())
+                counted.append(mask.bool().to(qwen.device_of(model)))
                 qwen.forward(model, ids, mask)
     finally:
         for handle in handles:

@@ -45,8 +45,8 @@ def load_drafter(folder: Path) -> Drafter:
 
 
 def plain_state(drafter: Drafter) -> dict[str, Tensor]:
-    """Every tensor in BF16, as it is stored."""
-    return {k: v.detach().to(torch.bfloat16).contiguous() for k, v in sorted(drafter.state_dict().items())}
+    """Every tensor in BF16 on the CPU, as it is stored."""
+    return {k: v.detach().to("cpu", torch.bfloat16).contiguous() for k, v in sorted(drafter.state_dict().items())}
 
 
 def save(path: Path, tensors: Mapping[str, Tensor]) -> None:

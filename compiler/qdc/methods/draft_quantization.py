@@ -79,11 +79,12 @@ def hessians(
             anchors, valid = pad([row.anchors for row in some])
             stacked = torch.nn.utils.rnn.pad_sequence(list(taps[start : start + batch]), batch_first=True)
             below = torch.arange(ids.shape[1]) < anchors.unsqueeze(-1)
-            gatherer.context_weight = (below & (valid.unsqueeze(-1) > 0)).sum(1).float()
-            gatherer.block_weight = valid.repeat_interleave(block, dim=1).float()
-            tokens = block_tokens(ids.gather(1, anchors), block, drafter.shape.mask_token_id)
+            device = stacked.device
+            gatherer.context_weight = (below & (valid.unsqueeze(-1) > 0)).sum(1).float().to(device)
+            gatherer.block_weight = valid.repeat_interleave(block, dim=1).float().to(device)
+            tokens = block_tokens(ids.gather(1, anchors), block, drafter.shape.mask_token_id).to(device)
             with torch.no_grad():
-                drafter(stacked, F.embedding(tokens, frozen.embedding), anchors, block)
+                drafter(stacked, F.embedding(tokens, frozen.embedding), anchors.to(device), block)
     finally:
         gatherer.close()
     return {name: h.total for name, h in gatherer.hessians.items()}
@@ -110,7 +111,7 @@ def quantize(
 
     Raises QdcError when a code leaves the grid, a scale is no BF16 number, or packing does not invert.
     """
-    dense = {k: v.detach().to(torch.bfloat16).contiguous() for k, v in drafter.state_dict().items()}
+    dense = {k: v.detach().to("cpu", torch.bfloat16).contiguous() for k, v in drafter.state_dict().items()}
     packed = dict(dense)
     lines = []
     for name in modules:

@@ -9,7 +9,7 @@ The target, its embedding and its head are frozen. Knows tensors only: no folder
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,16 +17,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qdc.methods.dflash import Drafter, block_positions, block_tokens
+from qdc.methods.parallel import ALONE, Group
 from qdc.methods.training import Optimizers, batch_rows, check_loss, schedule_factor
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`input_ids` int64 [B, S], right-padded; `assistant` bool [B, S]; `taps` [B, S, len(taps) * hidden]."""
+    """`input_ids` int64 [B, S], right-padded; `assistant` bool [B, S]; `taps` [R, S, len(taps) * hidden].
+
+    The taps are those of the batch's `rows` (all of them, or one process's share) and lie where the drafter is; the
+    others on the CPU.
+    """
 
     input_ids: Tensor
     assistant: Tensor
     taps: Tensor
+    rows: slice = field(default_factory=lambda: slice(None))
 
 
 @dataclass(frozen=True)
@@ -72,20 +78,24 @@ def labels_and_weights(
 
 
 def block_loss(drafter: Drafter, frozen: Frozen, batch: Batch, anchors: Tensor, valid: Tensor, gamma: float) -> Tensor:
-    """sum(w * CE) / (sum(w) + 1e-6) over all slots of all blocks; a scalar."""
-    block = drafter.shape.draft_block_size
+    """sum(w * CE) / (sum(w) + 1e-6) over all slots of all blocks; a scalar. The second sum is that of the whole batch,
+    where `batch` has the taps of some of its rows only: those that `batch.rows` names.
+    """
+    block, device, rows = drafter.shape.draft_block_size, batch.taps.device, batch.rows
     labels, weights = labels_and_weights(batch, anchors, valid, block, gamma)
+    whole = weights.sum() + 1e-6
     tokens = block_tokens(batch.input_ids.gather(1, anchors), block, drafter.shape.mask_token_id)
+    labels, weights, tokens = labels[rows].to(device), weights[rows].to(device), tokens[rows].to(device)
     hidden = drafter(
         batch.taps,
         F.embedding(tokens, frozen.embedding),
-        anchors,
+        anchors[rows].to(device),
         block,
     )
     counted = weights > 0
     logits = F.linear(hidden.view(*labels.shape, -1)[counted], frozen.head)
     losses = F.cross_entropy(logits.float(), labels[counted], reduction="none")
-    return (losses * weights[counted]).sum() / (weights.sum() + 1e-6)
+    return (losses * weights[counted]).sum() / whole.to(device)
 
 
 @dataclass(frozen=True)
@@ -114,22 +124,26 @@ def train(
     optimizers: Optimizers,
     log: list[dict[str, Any]],
     after_step: Callable[[list[dict[str, Any]]], None],
+    group: Group = ALONE,
 ) -> None:
     """Train in place from step len(log), in BF16 autocast over FP32 weights; each step adds a line to `log`.
 
-    `batch_of` gives the batch of row numbers in 0..rows-1; `after_step(log)` follows each step. Raises
-    QdcError when the loss is not finite.
+    `batch_of` gives the batch of row numbers in 0..rows-1, with the taps of this process's share of it;
+    `after_step(log)` follows each step. Raises QdcError when the loss is not finite.
     """
     for step in range(len(log), plan.steps):
         batch = batch_of(batch_rows(rows, plan.conversations, step, plan.seed))
         generator = torch.Generator().manual_seed((plan.seed + 1) * 1_000_003 + step)
         anchors, valid = sample_anchors(batch.assistant, plan.anchors, generator)
-        with torch.autocast(batch.taps.device.type, dtype=torch.bfloat16):
-            loss = block_loss(drafter, frozen, batch, anchors, valid, plan.loss_decay)
-        value = float(loss.detach())
+        part = 0.0
+        if len(batch.taps):  # a small batch may leave a process without rows
+            with torch.autocast(batch.taps.device.type, dtype=torch.bfloat16):
+                loss = block_loss(drafter, frozen, batch, anchors, valid, plan.loss_decay)
+            loss.backward()
+            part = float(loss.detach())
+        value = group.total(part, batch.taps.device)
         check_loss(value, step, "draft-train")
-        loss.backward()
         factor = schedule_factor(plan.schedule, step, plan.steps)
-        norm = optimizers.step(factor, plan.grad_clip)
+        norm = optimizers.step(factor, plan.grad_clip, group)
         log.append({"step": step + 1, "loss": value, "lr": optimizers.peak * factor, "gradient_norm": norm})
         after_step(log)

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 CHUNK = 32
 
 
-def _level_mask(size: int, block: int) -> torch.Tensor:
+def _level_mask(size: int, block: int, device: torch.device) -> torch.Tensor:
     """1 where a row lies in the second and a column in the first half of the same `2 * block` block."""
-    index = torch.arange(size)
+    index = torch.arange(size, device=device)
     same = (index[:, None] // (2 * block)) == (index[None, :] // (2 * block))
     lower = ((index[:, None] // block) % 2 == 1) & ((index[None, :] // block) % 2 == 0)
     return (same & lower).to(torch.float32)
@@ -31,10 +31,10 @@ def _unit_lower_inverse(strictly_lower: torch.Tensor) -> torch.Tensor:
     """
     size = strictly_lower.shape[-1]
     inverse = torch.eye(size, dtype=strictly_lower.dtype, device=strictly_lower.device)
-    inverse = inverse - strictly_lower * _level_mask(size, 1).to(strictly_lower)
+    inverse = inverse - strictly_lower * _level_mask(size, 1, strictly_lower.device).to(strictly_lower)
     block = 2
     while block < size:
-        between = strictly_lower * _level_mask(size, block).to(strictly_lower)
+        between = strictly_lower * _level_mask(size, block, strictly_lower.device).to(strictly_lower)
         inverse = inverse - inverse @ (between @ inverse)
         block *= 2
     return inverse

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from qdc.methods.qwen import positions
+from qdc.methods.qwen import device_of, positions
 from qdc.methods.qwen_model import Cache, Qwen
 
 BATCH = 256
@@ -37,7 +37,10 @@ class Completion:
 
 
 def choose(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> torch.Tensor:
-    """Next token ids [B] from `logits` [B, V]. Order: temperature, top_k, top_p, as vLLM applies them."""
+    """Next token ids [B] from `logits` [B, V]. Order: temperature, top_k, top_p, as vLLM applies them.
+
+    `generator` is the CPU's, whatever device the logits are on.
+    """
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
     scores = logits.float() / sampling.temperature
@@ -49,7 +52,7 @@ def choose(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator)
         chances = ordered.softmax(dim=-1)
         beyond = chances.cumsum(dim=-1) - chances >= sampling.top_p
         scores = scores.masked_fill(torch.zeros_like(beyond).scatter(1, order, beyond), float("-inf"))
-    return torch.multinomial(scores.softmax(dim=-1), 1, generator=generator)[:, 0]
+    return torch.multinomial(scores.softmax(dim=-1).cpu(), 1, generator=generator)[:, 0].to(logits.device)
 
 
 def _one_batch(
@@ -61,12 +64,13 @@ def _one_batch(
     generator: torch.Generator,
 ) -> list[Completion]:
     width = max(len(p) for p in prompts)
-    ids = torch.tensor([[pad_id] * (width - len(p)) + p for p in prompts])
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    device = device_of(model)
+    ids = torch.tensor([[pad_id] * (width - len(p)) + p for p in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
     cache = Cache()
     place = positions(mask)
     written: list[torch.Tensor] = []
-    open_rows = torch.ones(len(prompts), dtype=torch.bool)
+    open_rows = torch.ones(len(prompts), dtype=torch.bool, device=device)
     for _ in range(sampling.max_tokens):
         logits = model(ids, mask, place, cache, last_only=True).logits[:, -1]
         token = choose(logits, sampling, generator)
@@ -76,7 +80,7 @@ def _one_batch(
         if not open_rows.any():
             break
         ids = token[:, None]
-        mask = torch.cat([mask, torch.ones(len(prompts), 1, dtype=mask.dtype)], dim=1)
+        mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
         place = place[:, -1:] + 1
     return [_cut(row, eos_id) for row in torch.stack(written, dim=1).tolist()]
 

@@ -24,6 +24,7 @@ class Hessian:
     def add(self, inputs: torch.Tensor) -> None:
         """Add inputs [..., in]; rows that must not count (padding) are left out by the caller."""
         flat = inputs.detach().reshape(-1, inputs.shape[-1]).float()
+        self.total = self.total.to(flat.device)
         self.total += flat.T @ flat
         self.rows += flat.shape[0]
 
@@ -53,20 +54,21 @@ def gptq_quantize(
     """(codes int8 [out, in], scale BF16 [out, in / group_size]) of `weight` [out, in].
 
     `hessian` [in, in]: sum (or mean) of x x' over the calibration inputs; `damp`: share of its mean diagonal
-    added to the diagonal. Raises QdcError if the damped Hessian is not positive definite.
+    added to the diagonal. Computed where the Hessian is, given on the CPU. Raises QdcError if the damped Hessian is not
+    positive definite.
     """
     grid.check_scheme(scheme, weight.shape[-1])
     group, bits = int(scheme["group_size"]), int(scheme["bits"])
     factor, dead = _inverse_factor(hessian, damp)
-    work = weight.detach().float().clone()
+    work = weight.detach().to(hessian.device, torch.float32, copy=True)
     work[:, dead] = 0
-    codes = torch.empty(work.shape, dtype=torch.int8)
-    scales = torch.empty(work.shape[0], work.shape[1] // group, dtype=torch.bfloat16)
+    codes = torch.empty(work.shape, dtype=torch.int8, device=work.device)
+    scales = torch.empty(work.shape[0], work.shape[1] // group, dtype=torch.bfloat16, device=work.device)
     for start in range(0, work.shape[1], group):
         stop = start + group
         scale = grid.absmax_scale(work[:, start:stop], group, bits)
         scales[:, start // group : start // group + 1] = scale
-        errors = torch.empty(work.shape[0], group)
+        errors = torch.empty(work.shape[0], group, device=work.device)
         for column in range(start, stop):
             now = work[:, column : column + 1]
             code = grid.encode(now, scale, bits)
@@ -75,11 +77,12 @@ def gptq_quantize(
             work[:, column:stop] -= error * factor[column : column + 1, column:stop]
             errors[:, column - start : column - start + 1] = error
         work[:, stop:] -= errors @ factor[start:stop, stop:]
-    return codes, scales
+    return codes.cpu(), scales.cpu()
 
 
 def output_error(weight: torch.Tensor, served: torch.Tensor, hessian: torch.Tensor) -> float:
     """Relative output error tr(D H D') / tr(W H W') of `served` [out, in] in place of `weight`."""
-    full, gap = weight.detach().double(), weight.detach().double() - served.detach().double()
+    full = weight.detach().to(hessian.device).double()
+    gap = full - served.detach().to(hessian.device).double()
     scale = float(((full @ hessian.double()) * full).sum())
     return float(((gap @ hessian.double()) * gap).sum()) / scale if scale > 0 else 0.0

@@ -56,13 +56,14 @@ def pretrain(
     optimizers = training.Optimizers(named, settings["optimizer"], matrices(model))
     log = training.load_partial(partial, named, optimizers)
     steps, size = int(settings["steps"]), int(settings["batch"]["sequences"])
+    device = next(iter(named.values())).device
     low = settings["precision"] == "bf16-autocast"
     for step in range(len(log), steps):
         rows = training.batch_rows(len(input_ids), size, step, int(settings["seed"]))
-        ids = input_ids[rows]
+        ids = input_ids[rows].to(device)
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=low):
             logits = model(ids).logits
-        loss = token_loss(logits, ids, assistant[rows], float(settings["prompt_loss_weight"]))
+        loss = token_loss(logits, ids, assistant[rows].to(device), float(settings["prompt_loss_weight"]))
         loss.backward()
         training.check_loss(loss.item(), step, "base")
         factor = training.schedule_factor(settings["schedule"], step, steps)

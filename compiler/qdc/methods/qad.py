@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from qdc.core.errors import COULD_NOT, QdcError
-from qdc.methods import grid, training
+from qdc.methods import grid, qwen, training
+from qdc.methods.parallel import ALONE, Group
 from qdc.methods.qwen_model import Qwen
 from qdc.methods.student import Grid, Student, counted_tokens, text_kl
 
@@ -50,9 +51,14 @@ def _backward(
     ids: torch.Tensor,
     counted: torch.Tensor,
     temperature: float,
+    group: Group,
 ) -> float:
-    """Mean KL over the batch's counted tokens; gradients are those of that mean, whatever the micro-batches."""
+    """Mean KL over the batch's counted tokens; gradients are those of that mean, whatever the micro-batches.
+
+    Of several processes each adds its share of the rows: both are sums over `group` then.
+    """
     total, loss = int(counted.sum()), 0.0
+    ids, counted = ids[group.rank :: group.size], counted[group.rank :: group.size]
     size = max(1, MICRO_TOKENS // ids.shape[1])
     for start in range(0, len(ids), size):
         rows = slice(start, start + size)
@@ -70,8 +76,11 @@ def distill(
     settings: dict[str, Any],
     partial: Path,
     report: Callable[[int, int, str], None],
+    group: Group = ALONE,
 ) -> list[dict[str, Any]]:
     """Train the student's latents in place; checkpoints go to `partial / "checkpoints"`. One log row a step.
+
+    Of several processes the first writes; `partial` is one folder for all.
 
     `settings`: a recipe's `qad`. The gradient is the mean over the effective batch; with `clip_of: sum` its norm is
     limited to `grad_clip / batch.effective`, which is the sum's limit for an optimizer that scale does not change.
@@ -86,12 +95,13 @@ def distill(
     all_counted = counted_tokens(packed["length"], all_ids.shape[1])
     for step in range(len(log), steps):
         rows = training.batch_rows(len(all_ids), size, step, int(settings["seed"]))
-        loss = _backward(teacher, student, all_ids[rows], all_counted[rows], temperature)
+        loss = _backward(teacher, student, all_ids[rows], all_counted[rows], temperature, group)
+        loss = group.total(loss, qwen.device_of(teacher))
         training.check_loss(loss, step, "distill")
         factor = training.schedule_factor(settings["schedule"], step, steps)
-        norm = optimizers.step(factor, limit)
+        norm = optimizers.step(factor, limit, group)
         log.append({"step": step + 1, "loss": loss, "lr": optimizers.peak * factor, "norm": norm})
-        if (step + 1) % every == 0 or step + 1 == steps:
+        if group.first and ((step + 1) % every == 0 or step + 1 == steps):
             write_checkpoint(partial / "checkpoints", step + 1, student)
             training.save_partial(partial, student.latents, optimizers, log)
         report(step + 1, steps, f"KL {loss:.5f}")

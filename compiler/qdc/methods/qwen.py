@@ -62,13 +62,18 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def model_from(config: dict[str, Any], weights: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32) -> Qwen:
-    """A model in eval mode with exactly these weights, converted to `dtype`; each tensor must be there.
+def model_from(
+    config: dict[str, Any],
+    weights: dict[str, torch.Tensor],
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> Qwen:
+    """A model on `device` in eval mode with exactly these weights, converted to `dtype`; each tensor must be there.
 
     Raises QdcError on missing or unknown tensor names. `lm_head.weight` may be absent when tied.
     """
     model = Qwen(config)
-    values = {name: tensor.to(dtype, copy=True) for name, tensor in weights.items()}
+    values = {name: tensor.to(device, dtype, copy=True) for name, tensor in weights.items()}
     missing, unknown = model.load_state_dict(values, strict=False, assign=True)
     tied = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
     if set(missing) - tied or unknown:
@@ -81,13 +86,18 @@ def model_from(config: dict[str, Any], weights: dict[str, torch.Tensor], dtype: 
         model.lm_head.weight = model.model.embed_tokens.weight
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    model.eval()
+    model.to(device).eval()
     return model
 
 
-def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> Qwen:
-    """The model of a folder with plain (not packed) weights, in eval mode, without gradients."""
-    return model_from(read_config(folder), read_weights(folder), dtype)
+def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Qwen:
+    """The model of a folder with plain (not packed) weights on `device`, in eval mode, without gradients."""
+    return model_from(read_config(folder), read_weights(folder), dtype, device)
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Where the weights are. Ids, masks and what is drawn stay on the CPU, and go there when they enter a model."""
+    return next(model.parameters()).device
 
 
 def positions(attention_mask: torch.Tensor) -> torch.Tensor:
@@ -97,9 +107,17 @@ def positions(attention_mask: torch.Tensor) -> torch.Tensor:
 
 def forward(model: Qwen, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
     """Logits [B, T, V] of `input_ids` [B, T]; without a mask every token counts, positions 0..T-1."""
+    input_ids, attention_mask = _moved(model, input_ids, attention_mask)
     place = None if attention_mask is None else positions(attention_mask)
     logits: torch.Tensor = model(input_ids, attention_mask, place).logits
     return logits
+
+
+def _moved(
+    model: Qwen, input_ids: torch.Tensor, attention_mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    device = device_of(model)
+    return input_ids.to(device), None if attention_mask is None else attention_mask.to(device)
 
 
 def forward_taps(
@@ -112,6 +130,7 @@ def forward_taps(
 
     Tap i is the residual stream after decoder layer i, counted from 0 (the z-lab convention).
     """
+    input_ids, attention_mask = _moved(model, input_ids, attention_mask)
     place = None if attention_mask is None else positions(attention_mask)
     output = model(input_ids, attention_mask, place, output_hidden_states=True)
     return output.logits, torch.cat([output.hidden_states[tap + 1] for tap in taps], dim=-1)

@@ -45,8 +45,9 @@ def draft_tokens(
     `input_ids` [B, S]; `taps` [B, S, len(taps) * hidden]; `anchors` [B, A]: the position of the last token
     known; the drafter sees taps strictly below it, through `window` if given.
     """
-    block = k + 1
-    tokens = block_tokens(input_ids.gather(1, anchors), block, drafter.shape.mask_token_id)
+    block, device = k + 1, taps.device
+    tokens = block_tokens(input_ids.gather(1, anchors), block, drafter.shape.mask_token_id).to(device)
+    anchors = anchors.to(device)
     with torch.no_grad():
         hidden = drafter(taps, F.embedding(tokens, frozen.embedding), anchors, block, window)
         slots = hidden.view(*anchors.shape, block, -1)[:, :, 1:]

@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.methods import divergence, grid
+from qdc.methods.qwen import device_of
 from qdc.methods.qwen_model import Qwen
 
 TRAINABLE = ("quantized-weights", "all")
@@ -61,8 +62,9 @@ class Student:
 
     def __init__(self, model: Qwen, latents: dict[str, torch.Tensor], given: Grid) -> None:
         self.model = model
-        self.scales = {f"{module}.weight": scale for module, (_, scale) in given.items()}
-        self.latents = {name: torch.nn.Parameter(tensor) for name, tensor in sorted(latents.items())}
+        device = device_of(model)
+        self.scales = {f"{module}.weight": scale.to(device) for module, (_, scale) in given.items()}
+        self.latents = {name: torch.nn.Parameter(tensor.to(device)) for name, tensor in sorted(latents.items())}
 
     def served(self) -> dict[str, torch.Tensor]:
         """What would be served for each latent, FP32, differentiable."""
@@ -79,8 +81,10 @@ class Student:
 def hidden(weighted: Weighted, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Final hidden states [B, T, H] and the head [V, H]."""
     model, instead = weighted
+    device = device_of(model)
+    instead = {name: value.to(device) for name, value in instead.items()}
     inner = {name.removeprefix("model."): value for name, value in instead.items() if name != "lm_head.weight"}
-    states: torch.Tensor = functional_call(model.model, inner, args=(input_ids,))
+    states: torch.Tensor = functional_call(model.model, inner, args=(input_ids.to(device),))
     name = "model.embed_tokens.weight" if model.config["tie_word_embeddings"] else "lm_head.weight"
     return states, instead.get(name, model.lm_head.weight)
 
@@ -96,6 +100,7 @@ def text_kl(
     with torch.no_grad():
         seen, head = hidden(teacher, input_ids)
     ours, own_head = hidden(student, input_ids)
+    counted = counted.to(ours.device)
     return divergence.token_kl(seen[counted], ours[counted], head, own_head, temperature)
 
 
@@ -119,5 +124,5 @@ def heldout_kl(
         for start in range(0, len(ids), batch):
             rows = slice(start, start + batch)
             flat = text_kl(teacher, student, ids[rows], counted[rows], temperature)
-            found.extend(flat.split(length[rows].tolist()))
+            found.extend(flat.cpu().split(length[rows].tolist()))
     return found

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from qdc.core import canonical
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import write_atomic
+from qdc.methods.parallel import ALONE, Group
 
 Named = dict[str, torch.nn.Parameter]
 
@@ -75,12 +76,13 @@ class Optimizers:
         if rest:
             self.parts.append(torch.optim.AdamW(rest, lr=self.peak, betas=betas, weight_decay=0.0))
 
-    def step(self, factor: float, grad_clip: float) -> float:
-        """Clip the global gradient norm, update, clear; returns the norm before clipping."""
+    def step(self, factor: float, grad_clip: float, group: Group = ALONE) -> float:
+        """Add the gradients of all processes, clip their global norm, update, clear; the norm before clipping."""
+        group.add_gradients(self.named.values())
         norm = torch.nn.utils.clip_grad_norm_(self.named.values(), grad_clip)
         for part in self.parts:
-            for group in part.param_groups:
-                group["lr"] = self.peak * factor
+            for settings in part.param_groups:
+                settings["lr"] = self.peak * factor
             part.step()
             part.zero_grad(set_to_none=True)
         return float(norm)
@@ -100,7 +102,8 @@ class Optimizers:
         for joined, value in tensors.items():
             name, key = joined.rsplit("|", 1)
             parameter = self.named[name]
-            owner[id(parameter)].state[parameter][key] = value
+            moved = value.to(parameter.device) if value.shape == parameter.shape else value
+            owner[id(parameter)].state[parameter][key] = moved
 
 
 def batch_rows(count: int, size: int, step: int, seed: int) -> list[int]:

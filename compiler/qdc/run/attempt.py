@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from qdc.core.errors import COULD_NOT, QdcError
+from qdc.graph.instances import Instance
 from qdc.graph.plan import Stage
 from qdc.graph.table import KINDS
 from qdc.run import process
@@ -48,6 +49,7 @@ class Attempt:
                 "partial": str(store.partial(self.key)),
                 "threads": settings.threads,
                 "processes": settings.processes.get(instance.kind, 1),
+                "device": settings.device if _has_models(instance) else "cpu",
                 "packages": instance.packages,
                 "kind": instance.kind,
                 "code": instance.code,
@@ -75,9 +77,21 @@ class Attempt:
             "seconds": round(worker.seconds, 3),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "threads": self.settings.threads,
-            "hardware": hardware(),
+            "hardware": hardware() | self._trained_on(),
         }
+
+    def _trained_on(self) -> dict[str, Any]:
+        """Device and processes of a stage that has models."""
+        if not _has_models(self.stage.instance):
+            return {}
+        count = self.settings.processes.get(self.stage.instance.kind, 1)
+        return {"device": self.settings.device} | ({"processes": count} if count > 1 else {})
 
     def close(self) -> None:
         """Let go of the staging folder. The worker has ended."""
         self._resources.close()
+
+
+def _has_models(instance: Instance) -> bool:
+    """Whether a stage computes with tensors, and so has a device."""
+    return "torch" in instance.packages

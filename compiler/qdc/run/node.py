@@ -179,7 +179,7 @@ def _beating(lease: Lease, store: Store, partial_s: float) -> Iterator[None]:
 
 def _work(order: Json, store: Store, stage: Stage, said: Said, lock: int) -> Json:
     """Run the stage in this node's train environment; returns its record."""
-    mine = replace(settings(), threads=order["threads"], processes=order["processes"])
+    mine = replace(settings(), threads=order["threads"], processes=order["processes"], device=order["device"])
     said.follow(store.log_path(order["key"]))
     attempt = Attempt(store, mine, stage, package_signature(), said.progress, lock)
     try:

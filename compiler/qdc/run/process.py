@@ -42,7 +42,7 @@ class Worker:
         for line in lines:
             value = json.loads(line)
             if "error" in value:
-                self.error = value["error"]
+                self.error = self.error or value["error"]  # of several processes the first to fail knows why
             else:
                 self.progress(value["done"], value["total"], value["note"])
         return bool(chunk)
@@ -93,6 +93,7 @@ def start(
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(job["threads"]),
         "GOMP_SPINCOUNT": "10000",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
     try:
         with log.open("ab") as stream:

@@ -267,6 +267,7 @@ class Ray:
             "partial_s": cluster.partial_s,
             "threads": self.settings.threads,
             "processes": self.settings.processes,
+            "device": self.settings.device,
             "about": about_digest(),
             "holder": holder_of(self.store.root),
         }

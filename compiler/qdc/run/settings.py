@@ -25,7 +25,8 @@ class Settings:
     has free (`training_memory_gb`, 10^9 bytes), or None: what a recipe's training needs is then printed, not judged.
     `remote`: URL of a store to read from and to push to, or None; it may hold a password, and is never shown whole.
     `executor`: where stages run, this machine (`local`) or a cluster (`ray`), which `cluster` describes. `processes`:
-    kind of stage -> processes that one training of it has, a GPU each.
+    kind of stage -> processes that one training of it has, a card each where `device` is `cuda`. `device`: where the
+    models of stages go.
     """
 
     train_python: str
@@ -36,10 +37,12 @@ class Settings:
     executor: str = "local"
     cluster: Cluster = field(default_factory=Cluster)
     processes: dict[str, int] = field(default_factory=dict)
+    device: str = "cpu"
 
 
+DEVICES = ("cpu", "cuda")
 EXECUTORS = ("local", "ray")
-KNOWN = ("executor", "jobs", "processes", "ray", "remote", "threads", "train_python", "training_memory_gb")
+KNOWN = ("device", "executor", "jobs", "processes", "ray", "remote", "threads", "train_python", "training_memory_gb")
 
 
 def config_file() -> Path:
@@ -72,7 +75,20 @@ def settings(executor: str | None = None, address: str | None = None) -> Setting
         chosen,
         cluster(values.get("ray"), address, threads, config_file()),
         processes(values.get("processes"), config_file()),
+        device(values),
     )
+
+
+def device(values: dict[str, Any]) -> str:
+    """Where the models of stages go. Raises QdcError for what is neither `cpu` nor `cuda`."""
+    given = str(os.environ.get("QDC_DEVICE") or values.get("device") or "cpu")
+    if given not in DEVICES:
+        raise QdcError(
+            "settings.device",
+            f"there is no device `{given}`",
+            hint=f"QDC_DEVICE or `device` in {config_file()}: {' or '.join(DEVICES)}",
+        )
+    return given
 
 
 def remote(given: str | None = None, values: dict[str, Any] | None = None) -> str | None:

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from qdc.core.stage import Context, pipe_report, silent
 PR_SET_PDEATHSIG = 1
 RANK = "RANK"
 """Variable in which torchrun numbers its processes."""
+LOCAL_RANK = "LOCAL_RANK"
+"""The same on one machine."""
 
 
 def main(arguments: list[str]) -> int:
@@ -76,13 +79,36 @@ def run(job: dict[str, Any], descriptor: int, rank: int = 0) -> None:
         report=pipe_report(descriptor) if rank == 0 else silent,
         rank=rank,
         processes=job.get("processes", 1),
+        device=device(job.get("device", "cpu")),
     )
     module = importlib.import_module(f"qdc.stages.{job['module']}")
     check_code(job)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(context.threads)
-    module.run(context)
+    with together(context):
+        module.run(context)
     check_data(job)
+
+
+def device(asked: str) -> str:
+    """Where this process's models go; of several processes each has a card of its own. Raises QdcError."""
+    if asked == "cpu":
+        return asked
+    from qdc.methods.parallel import card
+
+    return card(asked, int(os.environ.get(LOCAL_RANK, "0")))
+
+
+@contextlib.contextmanager
+def together(context: Context) -> Iterator[None]:
+    """Inside, the processes of one training can add what each has."""
+    if context.processes == 1:
+        yield
+        return
+    from qdc.methods.parallel import joined
+
+    with joined(context.device):
+        yield
 
 
 def check_data(job: dict[str, Any]) -> None:

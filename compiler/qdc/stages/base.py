@@ -39,10 +39,10 @@ def _train(context: Context) -> None:
     end = {"pad": vocabulary.pad_id, "eos": vocabulary.eos_id}
     config = qwen35.text_config(scratch["architecture"], int(scratch["tokenizer"]["vocab_size"]), end)
     ids, assistant = _text(context, vocabulary, int(settings["batch"]["sequence_length"]))
-    model = qwen.build_model(config, int(settings["seed"]))
+    model = qwen.build_model(config, int(settings["seed"])).to(context.device)
     log = pretraining.pretrain(model, ids, assistant, settings, context.partial, context.report)
     weights = {
-        name: tensor.detach().to(torch.bfloat16).contiguous()
+        name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
         for name, tensor in sorted(model.state_dict().items())
         if name != "lm_head.weight"
     }

@@ -27,7 +27,7 @@ def run(context: Context) -> None:
         seed=int(settings["seed"]),
     )
     tokenizer = load_tokenizer(folder)
-    model = qwen.load_model(folder, torch.float32)
+    model = qwen.load_model(folder, torch.float32, context.device)
     rows = list(documents.read_rows(context.inputs["prompts"] / "prompts.jsonl"))
     heads = [tokenizer.render_chat(row["messages"], add_generation_prompt=True) for row in rows]
     prompts = tokenizer.encode_many(heads)

@@ -12,6 +12,7 @@ from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import write_json
 from qdc.core.stage import Context
 from qdc.methods import qad, qwen
+from qdc.methods.parallel import Group
 from qdc.methods.student import Student, initial_latents, read_grid
 
 
@@ -29,11 +30,14 @@ def run(context: Context) -> None:
     config = qwen.read_config(context.inputs["teacher"])
     given = read_grid(context.inputs["grid"])
     start = initial_latents(weights, given, settings["trainable"])
-    teacher = qwen.model_from(config, weights)
+    teacher = qwen.model_from(config, weights, device=context.device)
     student = Student(teacher, {name: tensor.clone() for name, tensor in start.items()}, given)
     gate = qad.check_start(teacher, student, given, packed, float(settings["loss"]["temperature"]))
-    log = qad.distill(teacher, student, packed, settings, context.partial, context.report)
-    if all(torch.equal(start[name], latent.detach()) for name, latent in student.latents.items()):
+    group = Group(context.rank, context.processes)
+    log = qad.distill(teacher, student, packed, settings, context.partial, context.report, group)
+    if not group.first:
+        return
+    if all(torch.equal(start[name], latent.detach().cpu()) for name, latent in student.latents.items()):
         raise QdcError("stage.distill.unchanged", "no weight changed in training", exit_code=COULD_NOT)
     shutil.copytree(context.partial / "checkpoints", context.output / "checkpoints")
     write_json(

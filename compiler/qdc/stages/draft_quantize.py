@@ -21,7 +21,7 @@ def run(context: Context) -> None:
     """Methods rtn and gptq. Fails when nothing is quantized, or a proof of `draft_quantization` fails."""
     params = context.params
     config = draft_files.read_config(context.inputs["drafter"])
-    drafter = draft_files.load_drafter(context.inputs["drafter"])
+    drafter = draft_files.load_drafter(context.inputs["drafter"]).to(context.device)
     layers = config["num_hidden_layers"]
     modules, ignored = split_ignored(layers, config["num_target_layers"], params["ignore"])
     if not modules:
@@ -32,7 +32,7 @@ def run(context: Context) -> None:
             "the drafter's Linears are not those of a DFlash",
             exit_code=COULD_NOT,
         )
-    model = qwen.load_model(context.inputs["target"] / params["model_folder"])
+    model = qwen.load_model(context.inputs["target"] / params["model_folder"], device=context.device)
     rows = list(read_rows(context.inputs["calibration"] / "calibration.jsonl"))
     conversations = [Conversation(r["id"], tuple(r["input_ids"]), r["prompt_tokens"]) for r in rows]
     taps = all_taps(model, conversations, drafter.shape.taps)

@@ -19,6 +19,8 @@ from qdc.methods.dflash import Drafter, DrafterShape
 from qdc.methods.documents import read_rows
 from qdc.methods.draft_data import Conversation, cut, encode_rows
 from qdc.methods.draft_taps import all_taps, pad, target_taps
+from qdc.methods.parallel import Group
+from qdc.methods.qwen_model import Qwen
 from qdc.methods.tokenizer import Tokenizer, load_tokenizer
 from qdc.methods.training import Optimizers, load_partial, save_partial
 
@@ -31,9 +33,9 @@ def run(context: Context) -> None:
     """See the module. Fails on zero steps, a loss that is no number, and weights that did not move."""
     params, target = context.params, context.inputs["target"]
     tokenizer = load_tokenizer(draft_files.tokenizer_folder(target, params["model_folder"]))
-    model = qwen.load_model(target / params["model_folder"])
+    model = qwen.load_model(target / params["model_folder"], device=context.device)
     config = _config(params["architecture"], qwen.read_config(target / params["model_folder"]), tokenizer)
-    drafter = _start(context, config)
+    drafter, group = _start(context, config).to(context.device), Group(context.rank, context.processes)
     before = draft_files.plain_state(drafter)
     kept, dropped = _conversations(context, tokenizer)
     conversations = params["batch"]["conversations"]
@@ -54,14 +56,16 @@ def run(context: Context) -> None:
     )
 
     def after_step(log: list[dict[str, Any]]) -> None:
-        if len(log) % PARTIAL_STEPS == 0 and len(log) < plan.steps:
+        if group.first and len(log) % PARTIAL_STEPS == 0 and len(log) < plan.steps:
             save_partial(context.partial, named, optimizers, log)
         context.report(len(log), plan.steps, f"loss {log[-1]['loss']:.3f}")
 
-    batches = _Batches(model, kept, drafter.shape, plan.steps * plan.conversations)
+    batches = _Batches(model, kept, drafter.shape, plan.steps * plan.conversations, group)
     draft_training.train(
-        drafter, draft_files.frozen_parts(model), batches, len(kept), plan, optimizers, log, after_step
+        drafter, draft_files.frozen_parts(model), batches, len(kept), plan, optimizers, log, after_step, group
     )
+    if not group.first:
+        return
     after = draft_files.plain_state(drafter)
     if all(torch.equal(before[name], after[name]) for name in after):
         raise _failure("unchanged", "training left every weight as it was")
@@ -122,10 +126,13 @@ def _conversations(context: Context, tokenizer: Tokenizer) -> tuple[list[Convers
 
 
 class _Batches:
-    """Batches by row numbers. Taps are computed once a conversation if they fit and are used more than once."""
+    """Batches by row numbers, with the taps of this process's share.
 
-    def __init__(self, model: torch.nn.Module, rows: list[Conversation], shape: DrafterShape, draws: int) -> None:
-        self.model, self.rows, self.shape = model, rows, shape
+    Taps are computed once a conversation if they fit and are used more than once.
+    """
+
+    def __init__(self, model: Qwen, rows: list[Conversation], shape: DrafterShape, draws: int, group: Group) -> None:
+        self.model, self.rows, self.shape, self.group = model, rows, shape, group
         size = sum(len(c.input_ids) for c in rows) * len(shape.taps) * shape.hidden_size * 4
         self.known = all_taps(model, rows, shape.taps) if draws > len(rows) and size <= TAPS_LIMIT else None
 
@@ -133,8 +140,13 @@ class _Batches:
         ids, mask = pad([self.rows[i].input_ids for i in chosen])
         starts = torch.tensor([self.rows[i].prompt_tokens for i in chosen]).unsqueeze(1)
         assistant = (mask > 0) & (torch.arange(ids.shape[1]) >= starts)
-        if self.known is None:
-            taps = target_taps(self.model, [self.rows[i].input_ids for i in chosen], self.shape.taps)
+        mine = self.group.share(chosen)
+        if not mine:
+            width = len(self.shape.taps) * self.model.config["hidden_size"]
+            taps = torch.zeros(0, ids.shape[1], width, device=qwen.device_of(self.model))
+        elif self.known is None:
+            taps = target_taps(self.model, [self.rows[i].input_ids for i in mine], self.shape.taps)
         else:
-            taps = torch.nn.utils.rnn.pad_sequence([self.known[i] for i in chosen], batch_first=True)
-        return draft_training.Batch(ids, assistant, taps)
+            taps = torch.nn.utils.rnn.pad_sequence([self.known[i] for i in mine], batch_first=True)
+        taps = torch.nn.functional.pad(taps, (0, 0, 0, ids.shape[1] - taps.shape[1]))
+        return draft_training.Batch(ids, assistant, taps, slice(self.group.rank, None, self.group.size))

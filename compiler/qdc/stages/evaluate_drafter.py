@@ -36,7 +36,7 @@ def run(context: Context) -> None:
     model_folder = context.inputs["target"] / params["model_folder"]
     drafters = _drafters(context)
     tokenizer = load_tokenizer(draft_files.tokenizer_folder(context.inputs["target"], params["model_folder"]))
-    model = qwen.load_model(model_folder)
+    model = qwen.load_model(model_folder, device=context.device)
     rows = list(read_rows(context.inputs["heldout"] / "prompts.jsonl"))[: params["prompts"]]
     conversations = _continue(context, model, tokenizer, rows)
     taps = all_taps(model, conversations, drafters[0][1].shape.taps)
@@ -79,7 +79,7 @@ def _drafters(context: Context) -> list[tuple[str, Any]]:
     labels, k = context.params["labels"], context.params["k"]
     found = []
     for index, label in enumerate(labels):
-        drafter = draft_files.load_drafter(context.inputs[f"drafter_{index}"])
+        drafter = draft_files.load_drafter(context.inputs[f"drafter_{index}"]).to(context.device)
         if not 1 <= k <= drafter.shape.draft_block_size - 1:
             raise _failure(
                 "k",

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 def run(context: Context) -> None:
     """Writes evaluation.json: rows with 95 % intervals and the paired test on answers that changed."""
-    teacher = qwen.load_model(context.inputs["teacher"])
+    teacher = qwen.load_model(context.inputs["teacher"], device=context.device)
     packed = load_file(context.inputs["data"] / "heldout.safetensors")
     weights = {
         "ptq": {f"{m}.weight": grid.decode(*pair).float() for m, pair in read_grid(context.inputs["grid"]).items()},

@@ -21,7 +21,7 @@ def run(context: Context) -> None:
     """Writes grid.safetensors (codes and scales) and grid.json."""
     params = context.params
     config, weights = qwen.read_config(context.inputs["base"]), qwen.read_weights(context.inputs["base"])
-    model = qwen.model_from(config, weights)
+    model = qwen.model_from(config, weights, device=context.device)
     modules, ignored = census(model, params["ignore"], qwen.left_out(context.inputs["base"]))
     facts: dict[str, Any] = {"method": params["method"], "scheme": params["scheme"]}
     if params["method"] == "rtn":

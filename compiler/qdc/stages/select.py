@@ -20,7 +20,7 @@ def run(context: Context) -> None:
     params = context.params
     if params["metric"] != "heldout-kl":
         raise QdcError("stage.select.metric", f"no metric {params['metric']}", exit_code=COULD_NOT)
-    teacher = qwen.load_model(context.inputs["teacher"])
+    teacher = qwen.load_model(context.inputs["teacher"], device=context.device)
     given = read_grid(context.inputs["grid"])
     packed = load_file(context.inputs["data"] / "heldout.safetensors")
     files = sorted((context.inputs["checkpoints"] / "checkpoints").glob("step-*.safetensors"))
