@@ -117,8 +117,8 @@ def test_a_share_is_every_nth_row_and_all_shares_are_the_batch() -> None:
 def test_without_a_card_the_device_is_an_error_that_says_what_to_type(chain: Chain, tmp_path: Path) -> None:
     ran = distilled(chain, tmp_path, device="cuda")
     assert ran.code == 4 and ran.error and ran.error["id"] == "stage.device"
-    assert "sees no such card" in ran.error["message"] and "QDC_DEVICE=cpu" in ran.error["hint"]
-    with pytest.raises(QdcError, match="sees no such card"):
+    assert "sees no card of that kind" in ran.error["message"] and "QDC_DEVICE=cpu" in ran.error["hint"]
+    with pytest.raises(QdcError, match="sees no card"):
         card("cuda", 0)
 
 

@@ -45,6 +45,57 @@ def test_prompts_are_counted_and_disjoint(chain: Chain) -> None:
     assert summary["drawn"] == summary["rows"] + sum(summary["dropped"].values())
 
 
+def in_file(folder: Path, *lines: str) -> Path:
+    folder.mkdir()
+    (folder / "mine.jsonl").write_text("\n".join(lines) + "\n\n")
+    return folder
+
+
+def said(*turns: tuple[str, str]) -> str:
+    return json.dumps({"messages": [{"role": role, "content": text} for role, text in turns], "note": 1})
+
+
+def test_prompts_of_a_file_are_its_rows_without_what_is_there_already(chain: Chain, tmp_path: Path) -> None:
+    known = rows(chain.out["heldout"], "prompts.jsonl")[0]["messages"][0]["content"]
+    source = in_file(
+        tmp_path / "source",
+        said(("system", "Be short."), ("user", "What is 2 + 2?"), ("assistant", "4.")),
+        said(("user", "what IS  2 + 2?")),
+        said(("user", known.upper())),
+        said(("user", "Name a colour."), ("assistant", "Red."), ("user", "Another.")),
+    )
+    made = run_stage("prompts", {"source": source, "exclude_0": chain.out["heldout"]}, {"id": "text"}, tmp_path)
+    first, second = rows(made, "prompts.jsonl")
+    assert [turn["role"] for turn in first["messages"]] == ["system", "user"] and first["answer"] == "4."
+    assert len(second["messages"]) == 3 and second["answer"] is None and len(second["id"]) == 16
+    summary = read(made / "summary.json")
+    assert summary == {"rows": 2, "drawn": 4, "dropped": {"duplicate": 1, "excluded": 1}}
+    with pytest.raises(QdcError, match="prompt 2 has no answer to learn from"):
+        run_stage("base", {"text": made}, BASE, tmp_path / "base")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("no JSON", "line 2 of the file: it is no JSON object"),
+        ('{"messages": []}', "it is no JSON object with `messages`"),
+        ('{"messages": [{"role": "bot", "content": "x"}]}', "role"),
+        ('{"messages": [{"role": "user", "content": 3}]}', "content"),
+        (said(("assistant", "Hello.")), "no text of the user's"),
+        (said(("user", " ")), "no text of the user's"),
+    ],
+)
+def test_a_row_that_is_no_prompt_is_named(tmp_path: Path, line: str, words: str) -> None:
+    source = in_file(tmp_path / "source", said(("user", "Hi")), line)
+    with pytest.raises(QdcError, match=words):
+        run_stage("prompts", {"source": source}, {}, tmp_path)
+
+
+def test_a_file_without_a_prompt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(QdcError, match="no prompt to keep"):
+        run_stage("prompts", {"source": in_file(tmp_path / "source")}, {}, tmp_path)
+
+
 def test_base_learns_and_is_a_folder_that_transformers_reads(chain: Chain) -> None:
     from transformers import AutoTokenizer, Qwen3_5ForCausalLM
 
@@ -177,6 +228,13 @@ def test_qad_lowers_the_heldout_divergence(chain: Chain) -> None:
     assert selection["selected"] == best["step"] and best["kl"] < selection["ptq_kl"]
     chosen = chain.out["distill"] / "checkpoints" / f"step-{best['step']:06d}.safetensors"
     assert sha256_file(chosen) == sha256_file(chain.out["select"] / "selected.safetensors")
+
+
+def test_logits_in_smaller_chunks_train_the_same(chain: Chain, tmp_path: Path) -> None:
+    given = {"teacher": chain.out["base"], "grid": chain.out["grid"], "data": chain.out["pack"]}
+    made = run_stage("distill", given, {**QAD, "kl_chunk_tokens": 48}, tmp_path)
+    ours, theirs = (read(folder / "training.json")["log"] for folder in (made, chain.out["distill"]))
+    assert [row["loss"] for row in ours] == pytest.approx([row["loss"] for row in theirs], rel=1e-3)
 
 
 def test_distill_refuses_to_do_nothing(chain: Chain, tmp_path: Path) -> None:

@@ -30,8 +30,6 @@ def _target(target: Json) -> list[tuple[str, str]]:
     if qad is not None:
         if qad["optimizer"]["kind"] != "adamw":
             found.append(("target.qad.optimizer.kind", f"the optimizer {qad['optimizer']['kind']}"))
-        if qad["kl_chunk_tokens"] is not None:
-            found.append(("target.qad.kl_chunk_tokens", "KL in chunks"))
         select = qad["checkpoints"]["select"]
         if select is None or select["metric"] != "heldout-kl":
             found.append(("target.qad.checkpoints.select", "choosing a checkpoint otherwise than by held-out KL"))
@@ -47,9 +45,8 @@ def _scheme(path: str, scheme: Json) -> list[tuple[str, str]]:
 def _data(data: dict[str, Json]) -> list[tuple[str, str]]:
     found = []
     for name, entry in data.items():
-        for field, what in (("hf_dataset", "prompts of a dataset"), ("path", "prompts of a file")):
-            if field in entry:
-                found.append((f"data.{name}.{field}", what))
+        if "hf_dataset" in entry:
+            found.append((f"data.{name}.hf_dataset", "prompts of a dataset"))
         if entry.get("id") == "uuid":
             found.append((f"data.{name}.id", "row ids of a dataset"))
         for field in ("thinking", "chat_template", "unclosed_think"):

@@ -75,10 +75,11 @@ def card(kind: str, number: int) -> str:
     """
     there = torch.cuda.device_count()
     if number >= there:
+        seen = f"{there} card{'s' if there > 1 else ''}" if there else "no card"
         raise QdcError(
             "stage.device",
-            f"the setting `device` is {kind}, and torch {torch.__version__} sees {there or 'no'} such card(s), not "
-            f"{number + 1}",
+            f"the setting `device` is {kind}, and torch {torch.__version__} sees {seen} of that kind; "
+            f"process {number + 1} of a training wants one of its own",
             hint="set QDC_DEVICE=cpu, fewer `processes`, or QDC_TRAIN_PYTHON to an interpreter with a CUDA torch",
             exit_code=COULD_NOT,
         )

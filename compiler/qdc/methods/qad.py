@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.methods import grid, qwen, training
+from qdc.methods.divergence import CHUNK_TOKENS
 from qdc.methods.parallel import ALONE, Group
 from qdc.methods.qwen_model import Qwen
 from qdc.methods.student import Grid, Student, counted_tokens, text_kl
@@ -51,6 +52,7 @@ def _backward(
     ids: torch.Tensor,
     counted: torch.Tensor,
     temperature: float,
+    chunk_tokens: int,
     group: Group,
 ) -> float:
     """Mean KL over the batch's counted tokens; gradients are those of that mean, whatever the micro-batches.
@@ -62,7 +64,7 @@ def _backward(
     size = max(1, MICRO_TOKENS // ids.shape[1])
     for start in range(0, len(ids), size):
         rows = slice(start, start + size)
-        each = text_kl((teacher, {}), student.weighted(), ids[rows], counted[rows], temperature)
+        each = text_kl((teacher, {}), student.weighted(), ids[rows], counted[rows], temperature, chunk_tokens)
         part = each.sum() / total
         part.backward()
         loss += part.item()
@@ -91,11 +93,12 @@ def distill(
     steps, size = int(settings["schedule"]["steps"]), int(settings["batch"]["effective"])
     limit = float(settings["grad_clip"]) / (size if settings["clip_of"] == "sum" else 1)
     every, temperature = int(settings["checkpoints"]["every"]), float(settings["loss"]["temperature"])
+    chunk = int(settings.get("kl_chunk_tokens") or CHUNK_TOKENS)
     all_ids = packed["input_ids"].long()
     all_counted = counted_tokens(packed["length"], all_ids.shape[1])
     for step in range(len(log), steps):
         rows = training.batch_rows(len(all_ids), size, step, int(settings["seed"]))
-        loss = _backward(teacher, student, all_ids[rows], all_counted[rows], temperature, group)
+        loss = _backward(teacher, student, all_ids[rows], all_counted[rows], temperature, chunk, group)
         loss = group.total(loss, qwen.device_of(teacher))
         training.check_loss(loss, step, "distill")
         factor = training.schedule_factor(settings["schedule"], step, steps)

@@ -95,13 +95,17 @@ def text_kl(
     input_ids: torch.Tensor,
     counted: torch.Tensor,
     temperature: float,
+    chunk_tokens: int = divergence.CHUNK_TOKENS,
 ) -> torch.Tensor:
-    """KL teacher || student [N] at the N positions where `counted` [B, T] is true, in reading order."""
+    """KL teacher || student [N] at the N positions where `counted` [B, T] is true, in reading order.
+
+    `chunk_tokens`: positions whose logits exist at once.
+    """
     with torch.no_grad():
         seen, head = hidden(teacher, input_ids)
     ours, own_head = hidden(student, input_ids)
     counted = counted.to(ours.device)
-    return divergence.token_kl(seen[counted], ours[counted], head, own_head, temperature)
+    return divergence.token_kl(seen[counted], ours[counted], head, own_head, temperature, chunk_tokens)
 
 
 def counted_tokens(length: torch.Tensor, width: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ A given model may be whole (with a vision tower and an MTP head, as it is publis
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def _tokenizer(context: Context) -> tokenizer.Tokenizer:
     if chosen["kind"] != "byte-bpe":
         raise QdcError("stage.base.tokenizer", f"no tokenizer of kind {chosen['kind']}", exit_code=COULD_NOT)
     texts = ["user\n", "assistant\n", "system\n"] * 1000
-    for row in documents.read_rows(context.inputs["text"] / "prompts.jsonl"):
+    for row in _answered(context):
         texts += [message["content"] for message in row["messages"]]
         texts.append(row["answer"])
     backend = tokenizer.train_byte_bpe(texts, int(chosen["vocab_size"]), chosen["mask_token"])
@@ -72,11 +73,19 @@ def _tokenizer(context: Context) -> tokenizer.Tokenizer:
     return tokenizer.load_tokenizer(context.output)
 
 
+def _answered(context: Context) -> Iterator[dict[str, Any]]:
+    """The rows that a model is trained from nothing on. Raises QdcError at one without an answer."""
+    for number, row in enumerate(documents.read_rows(context.inputs["text"] / "prompts.jsonl"), 1):
+        if row["answer"] is None:
+            message = f"prompt {number} has no answer to learn from: let its last message be the assistant's"
+            raise QdcError("stage.base.answer", message, exit_code=COULD_NOT)
+        yield row
+
+
 def _text(context: Context, vocabulary: tokenizer.Tokenizer, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Packed ids [N, T] int64 and the assistant mask with -1 on padding."""
     chats: list[list[dict[str, str]]] = [
-        [*row["messages"], {"role": "assistant", "content": row["answer"]}]
-        for row in documents.read_rows(context.inputs["text"] / "prompts.jsonl")
+        [*row["messages"], {"role": "assistant", "content": row["answer"]}] for row in _answered(context)
     ]
     coded = documents.conversations(vocabulary, chats, [True] * len(chats))
     packed = documents.pack(coded, length, vocabulary.pad_id, vocabulary.pad_id)

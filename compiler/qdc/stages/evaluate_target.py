@@ -66,7 +66,7 @@ def _kl(subject: str, each: list[torch.Tensor], packed: dict[str, torch.Tensor],
 
 def _answers(
     context: Context, teacher: Qwen, weights: dict[str, dict[str, torch.Tensor]]
-) -> tuple[dict[str, list[str]], list[str]]:
+) -> tuple[dict[str, list[str]], list[str | None]]:
     """Greedy texts of teacher, ptq and qad for the same prompts, and the reference answers."""
     tokenizer = load_tokenizer(context.inputs["teacher"])
     wanted = int(context.params["prompts"])
@@ -82,7 +82,7 @@ def _answers(
         _replace(teacher, weights.get(subject, {}))
         done = generate(teacher, heads, sampling, tokenizer.eos_id, tokenizer.pad_id, context.report)
         answers[subject] = [tokenizer.decode(completion.ids) for completion in done]
-    return answers, [p["answer"] for p in prompts]
+    return answers, [p["answer"] for p in prompts]  # None where a file of prompts gives no reference
 
 
 def _replace(model: Qwen, weights: dict[str, torch.Tensor]) -> None:
@@ -107,14 +107,17 @@ def _proportion(subject: str, metric: str, hits: list[bool], against: str) -> Ro
     }
 
 
-def _text_rows(answers: dict[str, list[str]], references: list[str]) -> list[Row]:
+def _text_rows(answers: dict[str, list[str]], references: list[str | None]) -> list[Row]:
+    """Against the teacher, and against the references of the prompts that have one."""
     rows = []
+    known = [index for index, reference in enumerate(references) if reference is not None]
     for subject, texts in answers.items():
         if subject != "teacher":
             same = [a == b for a, b in zip(texts, answers["teacher"], strict=True)]
             rows.append(_proportion(subject, "same-greedy-text", same, "teacher"))
-        exact = [a == b for a, b in zip(texts, references, strict=True)]
-        rows.append(_proportion(subject, "exact-match", exact, "reference"))
+        if known:
+            exact = [texts[index] == references[index] for index in known]
+            rows.append(_proportion(subject, "exact-match", exact, "reference"))
     return rows
 
 
