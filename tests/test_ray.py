@@ -494,6 +494,19 @@ def test_settings_of_a_cluster_are_read_and_checked(tmp_path: Path, monkeypatch:
         assert str(tmp_path) in str(caught.value)
 
 
+def test_on_cards_a_stage_with_models_needs_one_for_each_process(tmp_path: Path) -> None:
+    plain = replace(
+        Settings("python3", 1, 1), cluster=Cluster(needs={"select": Need(gpus=2)}), processes={"distill": 4}
+    )
+    assert {kind: plain.need(kind).gpus for kind in ("distill", "select", "prompts")} == {
+        "distill": 0, "select": 2, "prompts": 0,
+    }  # fmt: skip
+    cards = replace(plain, device="cuda")
+    assert {kind: cards.need(kind).gpus for kind in ("distill", "select", "corpus", "prompts")} == {
+        "distill": 4, "select": 2, "corpus": 1, "prompts": 0,
+    }  # fmt: skip
+
+
 def test_only_a_kind_that_can_trains_in_several_processes(tmp_path: Path) -> None:
     assert processes({"distill": 8, "draft-train": 2, "base": 1}, tmp_path) == {
         "distill": 8,

@@ -27,6 +27,11 @@ class Kind:
     makes: tuple[str, ...] = ()
     parallel: bool = False
 
+    @property
+    def has_models(self) -> bool:
+        """Whether it computes with tensors, and so has a device."""
+        return "torch" in self.packages
+
 
 _TEXT = ("tokenizers", "jinja2")
 _MODEL = ("torch", "tokenizers", "safetensors", "jinja2")

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from qdc.core.errors import COULD_NOT, QdcError
-from qdc.graph.instances import Instance
 from qdc.graph.plan import Stage
 from qdc.graph.table import KINDS
 from qdc.run import process
@@ -49,7 +48,7 @@ class Attempt:
                 "partial": str(store.partial(self.key)),
                 "threads": settings.threads,
                 "processes": settings.processes.get(instance.kind, 1),
-                "device": settings.device if _has_models(instance) else "cpu",
+                "device": settings.device if KINDS[instance.kind].has_models else "cpu",
                 "packages": instance.packages,
                 "kind": instance.kind,
                 "code": instance.code,
@@ -82,7 +81,7 @@ class Attempt:
 
     def _trained_on(self) -> dict[str, Any]:
         """Device and processes of a stage that has models."""
-        if not _has_models(self.stage.instance):
+        if not KINDS[self.stage.instance.kind].has_models:
             return {}
         count = self.settings.processes.get(self.stage.instance.kind, 1)
         return {"device": self.settings.device} | ({"processes": count} if count > 1 else {})
@@ -90,8 +89,3 @@ class Attempt:
     def close(self) -> None:
         """Let go of the staging folder. The worker has ended."""
         self._resources.close()
-
-
-def _has_models(instance: Instance) -> bool:
-    """Whether a stage computes with tensors, and so has a device."""
-    return "torch" in instance.packages

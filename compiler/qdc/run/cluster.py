@@ -13,6 +13,7 @@ In config.yaml, all of it optional:
         default: {cpus: 1, gpus: 0, memory_gb: 2}
         distill: {cpus: 8, gpus: 4, memory_gb: 200}
     processes: {distill: 4}
+    device: cuda                     # a stage with models then needs a card for each process, unless `gpus` says more
 
 Nothing here is in a key. This module knows names and numbers, not Ray.
 """

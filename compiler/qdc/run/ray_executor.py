@@ -109,7 +109,7 @@ class Ray:
         self._try_remote()
         self.ray, self.address = ray_cluster.join(cluster)
         ray_cluster.compare(self.ray)
-        why = ray_cluster.lacking(self.ray, [(item.name, cluster.need(item.kind)) for item in theirs])
+        why = ray_cluster.lacking(self.ray, [(item.name, self.settings.need(item.kind)) for item in theirs])
         if why is not None:
             raise ray_cluster.too_little(why)
         self._start_board()
@@ -223,7 +223,7 @@ class Ray:
     def _answer(self, task: Task) -> dict[str, Any]:
         """What the node says at the end; started again where node or worker was lost, as often as the settings say."""
         ray, cluster, instance = self.ray, self.settings.cluster, task.stage.instance
-        need = cluster.need(instance.kind)
+        need = self.settings.need(instance.kind)
         memory = {"memory": int(need.memory)} if need.memory else {}
         options = {"num_cpus": need.cpus, "num_gpus": need.gpus, **memory, "max_retries": 0, "name": instance.name}
         for left in range(cluster.retries, -1, -1):
@@ -320,7 +320,7 @@ class Ray:
             return
         self._answered = now
         names = [(task.stage.instance.name, task.stage.instance.kind) for task in self.tasks.values()]
-        why = ray_cluster.lacking(self.ray, [(name, self.settings.cluster.need(kind)) for name, kind in names])
+        why = ray_cluster.lacking(self.ray, [(name, self.settings.need(kind)) for name, kind in names])
         if why is None:
             self._able = now
         elif now - self._able > GRACE_S:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from qdc.core.errors import QdcError
-from qdc.run.cluster import Cluster, cluster, processes
+from qdc.run.cluster import Cluster, Need, cluster, processes
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,15 @@ class Settings:
     cluster: Cluster = field(default_factory=Cluster)
     processes: dict[str, int] = field(default_factory=dict)
     device: str = "cpu"
+
+    def need(self, kind: str) -> Need:
+        """What a stage of `kind` reserves of a node of the cluster: where models go on cards, one for each process."""
+        from qdc.graph.table import KINDS
+
+        need = self.cluster.need(kind)
+        if self.device == "cpu" or need.gpus or not KINDS[kind].has_models:
+            return need
+        return replace(need, gpus=float(self.processes.get(kind, 1)))
 
 
 DEVICES = ("cpu", "cuda")
