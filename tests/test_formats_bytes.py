@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from qdc.core.errors import QdcError
 from qdc.formats import int4, ranges, safetensors, tar
-from qdc.formats.gzip import GzipRange
+from qdc.formats.packed import PackedRange
 from qdc.formats.ranges import BytesRange, FileRange, SubRange
 
 settings.register_profile("unhurried", deadline=None)
@@ -57,8 +57,8 @@ def test_every_range_reads_the_same_bytes(data: bytes, draw: st.DataObject) -> N
     for reader in (
         BytesRange(data),
         SubRange(BytesRange(b"x" + data + b"y"), 1, len(data)),
-        GzipRange(BytesRange(gzip.compress(data))),
-        GzipRange(BytesRange(members + b"\0" * 7)),
+        PackedRange(BytesRange(gzip.compress(data))),
+        PackedRange(BytesRange(members + b"\0" * 7)),
     ):
         assert reader.size == len(data)
         assert reader.read(offset, length) == data[offset : offset + length]
@@ -69,7 +69,7 @@ def test_every_range_reads_the_same_bytes(data: bytes, draw: st.DataObject) -> N
 
 def test_gzip_reads_backwards_across_checkpoints() -> None:
     data = b"".join(struct.pack("<I", number) for number in range(1 << 20))
-    reader = GzipRange(BytesRange(gzip.compress(data, 1)), checkpoints=4)
+    reader = PackedRange(BytesRange(gzip.compress(data, 1)), checkpoints=4)
     reader._spacing = 1 << 16
     assert reader.size == len(data)
     assert 1 < len(reader._states) <= 5
@@ -82,7 +82,7 @@ def test_damaged_gzip_is_an_error_or_the_same_bytes(data: bytes, draw: st.DataOb
     packed = bytearray(gzip.compress(data))
     packed[draw.draw(st.integers(0, len(packed) - 1))] ^= 1 << draw.draw(st.integers(0, 7))
     try:
-        reader = GzipRange(BytesRange(bytes(packed)))
+        reader = PackedRange(BytesRange(bytes(packed)))
         assert reader.read(0, reader.size) == data
     except QdcError:
         pass

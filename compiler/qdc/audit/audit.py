@@ -40,13 +40,14 @@ from qdc.audit.evidence import (
     Look,
     brief,
     reason,
+    same,
 )
 from qdc.audit.integrity import Verdict, verdict
 from qdc.audit.packages import Package
-from qdc.core import canonical
 from qdc.core.errors import QdcError
 from qdc.formats.image import Image
 from qdc.manifest.content import product_fields
+from qdc.manifest.diff.words import below
 
 
 def audit(
@@ -71,6 +72,7 @@ def audit(
     look = Look(reader)
     asked = [claims.requirement(text) for text in require]
     given = run_arguments(run) if run is not None else None
+    expect = expect or next((str(claim.value) for claim in asked if claim.id == "image.id"), None)
     if recipe is not None:
         asked += claims.product_claims(product_fields(recipe), "recipe")
     rows = integrity.identity(reader, look, expect)
@@ -82,9 +84,10 @@ def audit(
     rows += [*integrity.blobs(reader, known, whole), *found, *cut, *_hidden(look)]
     if cut and not reader.files():
         findings.unread[""] = cut[0]["evidence"][0]["text"]
-        rows += _judge(look, asked, findings)
+        told = asked
     else:
-        rows += _contents(look, hashed, installed, asked, findings, given)
+        told = _contents(look, hashed, installed, rows, findings, given, asked) + asked
+    rows += _judge(look, told, findings, rows)
     integrity.soften(reader, rows)
     counts = Counter(row["verdict"] for row in rows)
     fetched, requests = reader.transfer() if reader.transfer is not None else (0, 0)
@@ -109,11 +112,12 @@ def _contents(
     look: Look,
     digests: dict[str, str],
     installed: list[Package],
-    asked: list[Claim],
+    rows: list[Verdict],
     findings: Findings,
     run: Arguments | None,
-) -> list[Verdict]:
-    rows: list[Verdict] = []
+    asked: list[Claim],
+) -> list[Claim]:
+    """What the image claims of itself. Its facts go into `findings`, verdicts about its own documents into `rows`."""
     manifest: dict[str, Any] | None = None
     try:
         manifest = look.json(MANIFEST)
@@ -138,15 +142,15 @@ def _contents(
     if manifest is not None:
         rows += documents.judge_documents(look, manifest, started.serve, digests)
         told += _manifest_claims(manifest)
-    told += [*claims.label_claims(look), *claims.tag_claims(look), *asked]
-    cards = [str(claim.value) for claim in told if claim.id == "deploy.hardware"]
+    told += [*claims.label_claims(look), *claims.tag_claims(look)]
+    cards = [str(claim.value) for claim in [*told, *asked] if claim.id == "deploy.hardware"]
     machine_code.machine_code_facts(look, cards, config, findings)
     compliance.compliance_facts(look, installed, started.arguments, findings)
     recorded = (started.serve or {}).get("environment")
     named = recorded if isinstance(recorded, dict) else {}
     outside.start_fault(look, findings)
     outside.outside_facts(look, started.arguments, outside.image_environment(look), named, findings)
-    return rows + _judge(look, told, findings)
+    return told
 
 
 def _models(look: Look, started: serving.Serving, findings: Findings) -> dict[str, Any]:
@@ -255,19 +259,47 @@ def _patch_claims(document: Mapping[str, Any], source: str) -> list[Claim]:
     ]
 
 
-def _judge(look: Look, told: list[Claim], findings: Findings) -> list[Verdict]:
-    groups = claims.by_id([*told, *findings.claims])
+def _judge(look: Look, told: list[Claim], findings: Findings, judged: list[Verdict]) -> list[Verdict]:
+    """A verdict for each claim and fact; a claim about what is `judged` already is held against that row."""
+    groups = claims.by_id([*claims.leaves(told, findings.facts), *findings.claims])
     rows = []
     for id in sorted({*groups, *findings.facts}):
-        fact, group = findings.facts.get(id), groups.get(id, [])
+        group = groups.get(id, [])
+        before = [row for row in judged if row["claim"] == id]
+        if before:
+            _hold(look, before, group)
+            continue
+        leaf = claims.SECTIONS[id] if id in claims.SECTIONS and _absent(group) else id
+        fact = findings.facts.get(id) or findings.facts.get(leaf)
         if fact is not None:
             rows.append(_against_bytes(look, id, fact, group))
         else:
-            rows.append(_against_words(look, id, group, findings.why_unread(id)))
+            inner = [claim for name in groups if below(name, id) and name != id for claim in groups[name]]
+            rows.append(_against_words(look, id, group, inner, findings.why_unread(leaf)))
     if not told:
         for name, why in sorted(findings.unread.items()):
             rows.append(verdict(name.rstrip("."), UNREAD, None, [look.configuration(why)]))
     return rows
+
+
+def _hold(look: Look, rows: list[Verdict], group: list[Claim]) -> None:
+    """Claims against verdicts that rest on digests: one of the rows must have the claimed value."""
+    for claim in group:
+        fitting = [row for row in rows if same(_bare(claim.value), _bare(row["value"]))]
+        for row in fitting:
+            row["verdict"] = PROVED if row["verdict"] == RECORDED else row["verdict"]
+        if not fitting:
+            shown = brief(rows[0]["value"])
+            rows[0]["evidence"].append(_word(look, claim, f"the bytes say {shown}"))
+            rows[0]["verdict"] = REFUTED if rows[0]["verdict"] != UNREAD else UNREAD
+
+
+def _bare(value: Any) -> Any:
+    return value.removeprefix("sha256:") if isinstance(value, str) else value
+
+
+def _absent(group: list[Claim]) -> bool:
+    return bool(group) and all(claim.value is None for claim in group)
 
 
 def _against_bytes(look: Look, id: str, fact: Fact, group: list[Claim]) -> Verdict:
@@ -285,7 +317,14 @@ def _against_bytes(look: Look, id: str, fact: Fact, group: list[Claim]) -> Verdi
     return verdict(id, word, fact.value, evidence)
 
 
-def _against_words(look: Look, id: str, group: list[Claim], why: str | None) -> Verdict:
+def _against_words(look: Look, id: str, group: list[Claim], inner: list[Claim], why: str | None) -> Verdict:
+    """By what the manifest says alone. `inner`: claims about parts of `id`, which speak against its being absent."""
+    parts = [claim for claim in inner if claim.source == "manifest" and claim.value is not None]
+    if parts and group[0].value in (None, [], {}):
+        text = f"the manifest says {parts[0].id} {brief(parts[0].value)}"
+        return verdict(
+            id, REFUTED, None, [_word(look, group[0], text), _word(look, parts[0], "only the manifest says so")]
+        )
     own = [claim for claim in group if claim.source == "manifest"]
     others = [claim for claim in group if claim.source != "manifest"]
     if why is not None or not own:
@@ -293,7 +332,7 @@ def _against_words(look: Look, id: str, group: list[Claim], why: str | None) -> 
         value = group[0].value
         return verdict(id, UNREAD, value, [look.configuration(f"{group[0].source}: {brief(value)}; {text}")])
     value = own[0].value
-    odd = [claim for claim in group if canonical.dumps(claim.value) != canonical.dumps(value)]
+    odd = [claim for claim in group if not same(claim.value, value)]
     evidence = [_word(look, own[0], "only the manifest says so")]
     if odd:
         evidence += [_word(look, claim, f"the manifest says {brief(value)}") for claim in odd]

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from qdc.audit.evidence import Claim, Look
 from qdc.core.errors import QdcError
+from qdc.manifest.content import LOCAL_SOURCES
 from qdc.manifest.diff import PRODUCT, drafter_kind
 from qdc.manifest.flat import flatten
 
@@ -24,6 +25,25 @@ _TAG_PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(gptq|rtn|awq)(\d+)", ("drafter.ptq.method", "drafter.ptq.scheme.group_size")),
     (r"swa(\d+)", ("drafter.swa.window",)),
 )  # fmt: skip
+
+
+SECTIONS = {
+    "target.quantization": "target.quantization.scheme.bits",
+    "drafter.ptq": "drafter.ptq.scheme.bits",
+    "drafter.swa": "drafter.swa.window",
+}
+"""Section -> the leaf that shows whether there is any."""
+
+
+def leaves(told: Iterable[Claim], known: Container[str]) -> Iterator[Claim]:
+    """Claims of single values: a section that is not `known` as one value is taken apart."""
+    for claim in told:
+        if claim.id in known or not isinstance(claim.value, Mapping) or not claim.value:
+            yield claim
+            continue
+        for path, value in flatten(claim.value, claim.id).items():
+            if not path.endswith("[]"):
+                yield Claim(path, value, claim.source, claim.evidence)
 
 
 def product_claims(product: Mapping[str, Any], source: str, evidence: tuple[dict[str, Any], ...] = ()) -> list[Claim]:
@@ -44,7 +64,8 @@ def product_claims(product: Mapping[str, Any], source: str, evidence: tuple[dict
             continue
         if value is None and path.rpartition(".")[2] not in ("ptq", "qad"):
             continue  # an absent field and a null one are the same recipe
-        if path == "serve.chat_template" and not str(value).startswith("sha256:"):
+        named = path == "serve.chat_template" and not str(value).startswith("sha256:")
+        if named or (value is True and path.rpartition(".")[2] in LOCAL_SOURCES):
             continue  # a file's name on the builder's disk says nothing about bytes
         claims.append(Claim(path, value, source, evidence))
     return claims
@@ -92,6 +113,8 @@ def requirement(text: str) -> Claim:
     except (ValueError, RecursionError):
         parsed = value
     path = {"drafter.architecture.kind": "drafter.kind"}.get(path.strip(), path.strip())
+    if path == "drafter" and parsed is None:
+        path, parsed = "drafter.kind", "none"
     return Claim(path, parsed, "require")
 
 

@@ -7,7 +7,7 @@ image, the byte range in that layer's tar, a short text, and a shell command tha
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -40,9 +40,9 @@ class Fact:
         """Why `claimed` is not what the bytes show; empty if it is."""
         if self.accepts is not None:
             return self.accepts(claimed)
-        if canonical.dumps(claimed) == canonical.dumps(self.value):
+        if same(claimed, self.value):
             return []
-        return [f"the bytes say {brief(self.value)}, not {brief(claimed)}"]
+        return [f"the bytes say {brief(self.value)}, not {unlike(claimed, self.value)}"]
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,20 @@ class Look:
             return None
 
 
+def same(a: Any, b: Any) -> bool:
+    """Whether two JSON values say the same: `10000` and `10000.0` do, `7` and `"7"` do not."""
+    return canonical.dumps(plain(a)) == canonical.dumps(plain(b))
+
+
+def plain(value: Any) -> Any:
+    """A JSON value whose whole numbers are integers, however they were written."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list) else value
+
+
 TOO_MUCH = "not read where each byte is fetched"
 
 
@@ -188,6 +202,11 @@ def brief(value: Any, limit: int = 60) -> str:
         return "none"
     text = value if isinstance(value, str) else canonical.dumps(value).decode("utf-8", "replace")
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def unlike(value: Any, other: Any) -> str:
+    """A value in one short line that is not the line of `other`: text has quotes where only they tell it apart."""
+    return brief(value) if brief(value) != brief(other) else brief(canonical.dumps(value).decode("utf-8", "replace"))
 
 
 def reason(error: QdcError) -> str:

@@ -298,17 +298,24 @@ def _numbers(names: Iterable[str]) -> list[str]:
     return problems
 
 
+_CENSUS = "a module mask is {quantized: .., plain: ..}, names or how many"
+
+
 def _census(facts: compressed_tensors.Facts, claimed: Any) -> list[str]:
-    if not isinstance(claimed, Mapping):
-        return ["a module mask is {quantized: [names], plain: [names]}"]
+    if not isinstance(claimed, Mapping) or not claimed or not claimed.keys() <= {"quantized", "plain"}:
+        return [_CENSUS]
     problems = []
     for what, found in (("quantized", set(facts.quantized)), ("plain", set(facts.plain))):
-        given = claimed.get(what)
-        if isinstance(given, int) and not isinstance(given, bool):
+        if what not in claimed:
+            continue
+        given = claimed[what]
+        if type(given) is int:
             problems += [f"{len(found)} modules are {what}, not {given}"] if given != len(found) else []
-        elif isinstance(given, list) and set(map(str, given)) != found:
+        elif isinstance(given, list):
             odd = sorted(set(map(str, given)) ^ found)
-            problems.append(f"{what}: {odd[0]} is on one side only")
+            problems += [f"{what}: {odd[0]} is on one side only"] if odd else []
+        else:
+            problems.append(_CENSUS)
     return problems
 
 

@@ -133,7 +133,8 @@ class Serving:
             self.look.configuration("Entrypoint and Cmd"),
             self.look.at(LAUNCHER, f"sha256:{seen}, {_known(seen)}", show="| sha256sum"),
         ]
-        self.findings.facts["serve.start"] = Fact([*START[0], *START[1]], evidence, problems, lambda claimed: [])
+        told = [word for part in found for word in (part if isinstance(part, list) else [])]
+        self.findings.facts["serve.start"] = Fact(told, evidence, problems)
         if problems:
             self.findings.unread["serve."] = f"the launcher may not decide: {problems[0]}"
             return
@@ -379,12 +380,14 @@ def patch_facts(look: Look, serve: dict[str, Any], digests: dict[str, str]) -> d
         facts[f"serve.patches[{name}]"] = Fact(canonical.digest(table), evidence, problems)
     present = [str(name) for name in names]
 
-    def missing(claimed: Any) -> list[str]:
+    def other(claimed: Any) -> list[str]:
         wanted = claimed if isinstance(claimed, list) else [claimed]
-        return [f"the patch {name} is not there" for name in wanted if name not in present]
+        problems = [f"the patch {name} is not there" for name in wanted if name not in present]
+        more = [name for name in present if name not in wanted] if isinstance(claimed, list) else []
+        return problems + [f"the patch {name} is there, too" for name in more]
 
     facts["serve.engine.patches"] = Fact(
         present, [row for fact in facts.values() for row in fact.evidence[:1]],
-        [problem for fact in facts.values() for problem in fact.problems], missing,
+        [problem for fact in facts.values() for problem in fact.problems], other,
     )  # fmt: skip
     return facts

@@ -109,9 +109,12 @@ def _asked(given: argparse.Namespace) -> Asked:
         )
     recipe = None
     if given.recipe is not None:
+        from qdc.core.files import sha256_bytes
+        from qdc.manifest.content import product_fields
         from qdc.recipe.load import load
 
-        recipe = load(given.recipe).data
+        loaded = load(given.recipe)
+        recipe = product_fields(loaded.data, sha256_bytes(loaded.chat_template.encode()))
     return Asked(recipe, given.require, given.expect, given.digests, given.run)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_bytes
-from qdc.formats import gzip, ranges, tar
-from qdc.formats.gzip import GzipRange
+from qdc.formats import ranges, tar
 from qdc.formats.overlay import Entry, Hidden, Overlay
+from qdc.formats.packed import PackedRange, only_forward, packing
 from qdc.formats.ranges import Allowance, BytesRange, RangeReader, SubRange
 from qdc.formats.strict import as_object, parse_json
 from qdc.formats.survey import Pool, Survey, Wanted, survey
@@ -26,6 +26,9 @@ MAX_JSON = 64 << 20
 MAX_LAYERS = 256
 _CHECKPOINTS = 1024
 """Copies of a decompressor that all layers of an image may keep together."""
+
+_AT_ONCE = 32 << 20
+"""Bytes of a file that is read at once where going back in it is dear."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,12 @@ class Layer:
 
     @cached_property
     def content(self) -> RangeReader:
-        start = ranges.fetcher(self.blob)(0, 4)
-        if start.startswith(gzip.MAGIC):
-            reader = GzipRange(self.blob, self.name, self.allowance, self.checkpoints)
-            reader.trailer = self.partial
-            return reader
-        if start == b"\x28\xb5\x2f\xfd":
-            raise _bad("zstd", f"{self.name}: zstd layers are not read; re-export the image raw or gzip")
-        return self.blob
+        kind = packing(ranges.fetcher(self.blob)(0, 4))
+        if kind is None:
+            return self.blob
+        reader = PackedRange(self.blob, kind, self.name, self.allowance, self.checkpoints)
+        reader.trailer = self.partial
+        return reader
 
     @property
     def name(self) -> str:
@@ -95,7 +96,7 @@ class Layer:
 
     def survey(self, pool: Pool) -> None:
         """Read a compressed layer once, from its start to its end; a raw one is read by range."""
-        if self.surveyed is None and isinstance(self.content, GzipRange):
+        if self.surveyed is None and isinstance(self.content, PackedRange):
             whole, content = hashlib.sha256(), self.content
             with ranges.Hashing() as hashing:
                 content.watch = lambda data: hashing.take(whole, data)
@@ -210,7 +211,7 @@ class Image:
     def trusted(self) -> list[int]:
         """Layers that were not read to their end, because their gzip trailer says that nothing follows."""
         readers = [layer.__dict__.get("content") for layer in self.layers]
-        return [number for number, reader in enumerate(readers) if isinstance(reader, GzipRange) and reader.trusted]
+        return [number for number, reader in enumerate(readers) if isinstance(reader, PackedRange) and reader.trusted]
 
     def files(self) -> Mapping[str, Entry]:
         """Path (no leading slash) -> visible regular file, sorted; links and folders are not listed."""
@@ -253,7 +254,10 @@ class Image:
         kept = layer.surveyed.kept.get(entry.offset) if layer.surveyed is not None else None
         if kept is not None and len(kept) == entry.size:
             return BytesRange(kept, entry.path)
-        return SubRange(layer.content, entry.offset, entry.size, entry.path)
+        part = SubRange(layer.content, entry.offset, entry.size, entry.path)
+        if entry.size <= _AT_ONCE and only_forward(part):
+            return BytesRange(part.read(0, entry.size), entry.path)
+        return part
 
     def known_digest(self, entry: Entry) -> str | None:
         """SHA-256 (hex) of a file that a survey has hashed."""
@@ -268,10 +272,10 @@ class Image:
         """The shell command that prints the uncompressed tar of layer `layer`."""
         stored = self.commands[layer] if layer < len(self.commands) else "cat LAYER"
         try:
-            packed = self.layers[layer].content is not self.layers[layer].blob
+            content = self.layers[layer].content
         except QdcError:
-            packed = False
-        return f"{stored} | gzip -dc" if packed else stored
+            return stored
+        return f"{stored} | {content.kind} -dc" if isinstance(content, PackedRange) else stored
 
     def excerpt(self, entry: Entry, start: int, length: int) -> str:
         """The shell command that prints bytes of a file, counted as evidence counts them: in its layer's tar."""

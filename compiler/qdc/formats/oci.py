@@ -1,4 +1,4 @@
-"""Where images lie on disk: OCI layouts (a folder, or a tar of it) and docker-archives, plain or gzip as a whole.
+"""Where images lie on disk: OCI layouts (a folder, or a tar of it) and docker-archives, plain or compressed as a whole.
 
 Finds the documents, chooses one image of several, and opens it as an `Image`; `from_manifest` does so for any other
 keeper of blobs. A compressed archive, and one that comes as a stream, is read once. Standard library only.
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qdc.core.errors import QdcError
-from qdc.formats import gzip, ranges, survey, tar
-from qdc.formats.gzip import GzipRange
+from qdc.formats import ranges, survey, tar
 from qdc.formats.image import MAX_JSON, MAX_LAYERS, Declared, Image, Layer
 from qdc.formats.overlay import Overlay
+from qdc.formats.packed import PackedRange, packing
 from qdc.formats.ranges import Allowance, BytesRange, FileRange, RangeReader, SubRange
 from qdc.formats.strict import as_object, parse_json
 from qdc.formats.survey import Survey, Wanted
@@ -62,7 +62,7 @@ def open_image(
     wanted: Wanted | None = None,
     links: bool = False,
 ) -> Image:
-    """An OCI layout (a folder) or an archive (a file: docker-archive, layout or both, also gzip as a whole).
+    """An OCI layout (a folder) or an archive (a file: docker-archive, layout or both, also gzip or zstd as a whole).
 
     `shown`: how reports name it (default: its path). `prints`: for a `path` that will not stay, the shell command
     that prints the archive, or the folder that commands may name. `choice`: which of several images, by tag, platform
@@ -77,11 +77,11 @@ def open_image(
         if not path.is_file():
             raise _bad("archive", f"{where} is no file and no folder")
         file = FileRange(path)
-        packed = file.size >= 2 and file.read(0, 2) == gzip.MAGIC
+        kind = packing(ranges.fetcher(file)(0, 4))
         allowance = Allowance(file.size)
-        source = GzipRange(file, path.name, allowance, 256) if packed else file
+        source = file if kind is None else PackedRange(file, kind, path.name, allowance, 256)
         commands = prints or f"cat {shlex.quote(str(path))}"
-        streamed = source.stream() if isinstance(source, GzipRange) and wanted else None
+        streamed = source.stream() if isinstance(source, PackedRange) and wanted else None
         image = open_archive(source, path.name, where, commands, allowance, choice, streamed, wanted)
     if wanted is not None:
         image.survey(wanted)
@@ -132,7 +132,7 @@ class _Archive:
         wanted: Wanted | None,
     ) -> None:
         self.source, self.allowance = source, allowance
-        self.prints = f"{prints} | gzip -dc" if isinstance(source, GzipRange) else prints
+        self.prints = f"{prints} | {source.kind} -dc" if isinstance(source, PackedRange) else prints
         self.read = survey.Archived()
         if stream is not None and wanted is not None:
             self.read = survey.archive(stream, what, survey.Pool(wanted, allowance))

@@ -16,7 +16,7 @@ from qdc.formats.checkpoint import ModelFacts, TensorFacts
 ARCHITECTURE = "Qwen3_5ForCausalLM"
 WHOLE_ARCHITECTURE = "Qwen3_5ForConditionalGeneration"
 FILE = "model.safetensors"
-_TEXT, _WHOLE = "model.", "model.language_model."
+_TEXT, WHOLE = "model.", "model.language_model."
 _LEFT_OUT = ("model.visual.", "mtp.")
 _OF_POSITIONS = ("mrope_section", "mrope_interleaved")
 _NO_VISION = {
@@ -124,8 +124,8 @@ def text_name(name: str) -> str | None:
 
     Raises ValueError for a name that is none of a whole model's.
     """
-    if name.startswith(_WHOLE):
-        return _TEXT + name.removeprefix(_WHOLE)
+    if name.startswith(WHOLE):
+        return _TEXT + name.removeprefix(WHOLE)
     if name.startswith(_LEFT_OUT):
         return None
     if name.startswith(_TEXT):
@@ -133,9 +133,14 @@ def text_name(name: str) -> str | None:
     return name
 
 
+def text_form(name: str) -> str:
+    """A tensor of either form as the text model has it; any other name as it is."""
+    return _TEXT + name.removeprefix(WHOLE) if name.startswith(WHOLE) else name
+
+
 def whole_name(name: str) -> str:
     """A tensor, or a module, of the text model as a whole model has it."""
-    return _WHOLE + name.removeprefix(_TEXT) if name.startswith(_TEXT) else name
+    return WHOLE + name.removeprefix(_TEXT) if name.startswith(_TEXT) else name
 
 
 def text_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -126,6 +126,12 @@ class SubRange:
         return self.inner.read(self.start + offset, length)
 
 
+class Resting(Protocol):
+    """What can let its memory go while others are read."""
+
+    def rest(self) -> None: ...
+
+
 class Allowance:
     """How many bytes may still be unpacked: `FREE`, and `RATIO` for each byte that is stored.
 
@@ -136,6 +142,13 @@ class Allowance:
 
     def __init__(self, stored: int) -> None:
         self.left = self.FREE + self.RATIO * stored
+        self._unpacks: Resting | None = None
+
+    def turn(self, reader: Resting) -> None:
+        """`reader` is to unpack; the one that did so before lets its memory go."""
+        if self._unpacks is not None and self._unpacks is not reader:
+            self._unpacks.rest()
+        self._unpacks = reader
 
     def spend(self, amount: int, what: str) -> None:
         """Raises QdcError `bytes.bomb` when nothing is left."""

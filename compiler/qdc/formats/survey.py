@@ -13,7 +13,8 @@ from itertools import chain
 from typing import Any
 
 from qdc.core.errors import QdcError
-from qdc.formats import gzip, tar
+from qdc.formats import tar
+from qdc.formats.packed import packing, unpack
 from qdc.formats.ranges import SMALL, Allowance, Hashing
 
 KEEP_ONE, KEEP_ALL = 1 << 20, 32 << 20
@@ -182,7 +183,7 @@ def archive(chunks: Iterator[bytes | memoryview], what: str, pool: Pool) -> Arch
             if member.type != "file":
                 continue
             start = forward.fetch(member.offset, min(member.size, tar.BLOCK))
-            if start.startswith(gzip.MAGIC) or start[257:262] == b"ustar":
+            if packing(start) or start[257:262] == b"ustar":
                 found.layers[member.offset] = _layer(forward, member, start, pool)
             elif member.size <= left:
                 data = start + forward.fetch(member.offset + len(start), member.size - len(start))
@@ -209,8 +210,8 @@ def _layer(forward: Forward, member: tar.Member, start: bytes, pool: Pool) -> tu
                 yield piece
 
         pieces = passing()
-        packed = start.startswith(gzip.MAGIC)
-        found = survey(gzip.inflate(pieces, member.path, pool.allowance) if packed else pieces, member.path, pool)
+        kind = packing(start)
+        found = survey(unpack(kind, pieces, member.path, pool.allowance) if kind else pieces, member.path, pool)
         for _ in pieces:
             pass
     return (stored.hexdigest() if size == member.size else None), found

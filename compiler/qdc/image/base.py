@@ -19,6 +19,7 @@ from qdc.core import canonical
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import sha256_bytes
 from qdc.formats import oci, ranges
+from qdc.formats.packed import ZSTD, PackedRange
 from qdc.formats.ranges import FileRange, RangeReader
 from qdc.image.debian import installed
 from qdc.image.layers import Gzip, Layer, layer_from_json, read_layer
@@ -119,6 +120,12 @@ def _described(layer: oci.Layer) -> Layer:
     stored = ranges.sha256(layer.blob)
     if layer.digest is not None and layer.digest != f"sha256:{stored}":
         raise _moved(f"layer {layer.number}", layer.digest, f"sha256:{stored}")
+    if isinstance(layer.content, PackedRange) and layer.content.kind == ZSTD:
+        raise _bad(
+            "zstd",
+            f"layer {layer.number} is compressed by zstd, which engines before Docker 23 cannot load from an archive",
+            "copy it with gzip layers: skopeo copy --dest-compress-format gzip docker://NAME oci:DIR",
+        )
     packed = None
     raw, size = stored, layer.blob.size
     if layer.content is not layer.blob:

@@ -18,7 +18,7 @@ from qdc.core.errors import QdcError
 
 SCHEMA = 1
 _HEX = re.compile(r"[0-9a-f]{64}")
-_LOCAL_SOURCES = ("path", "oci", "archive")
+LOCAL_SOURCES = ("path", "oci", "archive")
 _BUILDER_FACTS = frozenset(
     [
         "started",
@@ -120,7 +120,7 @@ def manifest_digest(document: Mapping[str, Any]) -> str:
 def _without_local_paths(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {
-            key: True if key in _LOCAL_SOURCES and isinstance(inner, str) else _without_local_paths(inner)
+            key: True if key in LOCAL_SOURCES and isinstance(inner, str) else _without_local_paths(inner)
             for key, inner in value.items()
         }
     if isinstance(value, list | tuple):

@@ -21,6 +21,7 @@ from qdc.formats.image import Image
 from qdc.manifest.diff import contents, diff, document_kind, product_of
 from qdc.manifest.diff.sides import lock_changes, measurement_changes
 from qdc.manifest.diff.words import Change, change, said, short, subject_of
+from qdc.manifest.flat import get
 from qdc.run.references import refer
 from qdc.store.store import Store
 
@@ -77,7 +78,7 @@ def compare(a: Side, b: Side) -> tuple[list[Change], Unread]:
     if a.document is not None and b.document is not None:
         common = True
         without = ("lock", "files") if both[0] is not None and both[1] is not None else ("lock",)
-        changes += diff(a.document, b.document, without=without, templates=(_template(a), _template(b)))
+        changes += _diff(a, b, a.document, b.document, without)
     elif both[0] is not None and both[1] is not None:
         common = True
         changes += _by_facts(a, b, unread)
@@ -227,12 +228,39 @@ def _by_facts(a: Side, b: Side, unread: Unread) -> list[Change]:
         _only_common(documents)
     for side, document in zip((a, b), documents, strict=True):
         side.facts["weights"] = {side.facts["places"][item["path"]] for item in document["serving"]["weights"]}
-    return diff(*documents, templates=(_template(a), _template(b)))
+    return _diff(a, b, documents[0], documents[1])
+
+
+def _diff(
+    a: Side, b: Side, was: Mapping[str, Any], now: Mapping[str, Any], without: tuple[str, ...] = ()
+) -> list[Change]:
+    """The documents of two sides, with what only the sides' bytes can tell of them."""
+    held = {}
+    for subject in ("target", "drafter") if a.image is not None and b.image is not None else ():
+        weights = [_weights_of(document, subject) for document in (was, now)]
+        digests = [sorted(str(item["sha256"]) for item in side) for side in weights]
+        if all(digests) and digests[0] != digests[1]:
+            held[subject] = _same_tensors(a, weights[0], b, weights[1])
+    found = {subject: words for subject, words in held.items() if words is not None}
+    return diff(was, now, without=without, templates=(_template(a), _template(b)), same_tensors=found)
+
+
+def _same_tensors(a: Side, was: list[dict[str, Any]], b: Side, now: list[dict[str, Any]]) -> str | None:
+    from qdc.manifest.diff.tensors import same_tensors
+
+    assert a.image is not None and b.image is not None
+    places = [
+        [side.facts.get("places", {}).get(item["path"], str(item["path"]).strip("/")) for item in weights]
+        for side, weights in ((a, was), (b, now))
+    ]
+    return same_tensors(a.image, places[0], b.image, places[1])
 
 
 def _facts(side: Side) -> dict[str, Any]:
     """The facts of an image as a document that `diff` takes: recipe paths nested, weights and template by digest."""
     from qdc.audit.audit import audit
+    from qdc.audit.claims import MANIFEST
+    from qdc.audit.evidence import plain
 
     assert side.image is not None
     recipe: dict[str, Any] = {}
@@ -243,6 +271,8 @@ def _facts(side: Side) -> dict[str, Any]:
         id, evidence = row["claim"], row["evidence"]
         if not id.startswith(("target.", "drafter.", "serve.")):
             continue
+        if row["verdict"] == "recorded" and evidence and evidence[0]["path"] == f"/{MANIFEST}":
+            continue  # Words of the image, and the other side has none.
         first = next((str(item["path"]) for item in evidence if str(item["path"]).startswith("/")), None)
         if first:
             places[id] = first.strip("/")
@@ -254,7 +284,7 @@ def _facts(side: Side) -> dict[str, Any]:
         if row["verdict"] == "unread":
             unread[id] = next((item["text"] for item in evidence), "could not be read")
         else:
-            _put(recipe, id.split("."), row["value"])
+            _put(recipe, id.split("."), plain(row["value"]))
     weights = []
     for subject, ids in (
         ("target", ("target.quantization.scheme.bits", "target.quantization.modules")),
@@ -323,8 +353,9 @@ def _forget(documents: list[dict[str, Any]], subject: str) -> None:
         document["serving"]["weights"] = [item for item in document["serving"]["weights"] if item not in gone]
 
 
-def _weights_of(document: dict[str, Any], subject: str) -> list[dict[str, Any]]:
-    return [item for item in document["serving"]["weights"] if item["path"].startswith(f"/{subject}/")]
+def _weights_of(document: Mapping[str, Any], subject: str) -> list[dict[str, Any]]:
+    listed = get(document, "serving.weights")
+    return [item for item in listed if f"/{subject}/" in str(item["path"])] if isinstance(listed, list) else []
 
 
 def _claims_against_bytes(a: Side, b: Side, unread: Unread) -> list[Change]:
@@ -335,7 +366,7 @@ def _claims_against_bytes(a: Side, b: Side, unread: Unread) -> list[Change]:
     left = a.document is not None and b.image is not None
     told, read = (a, b) if left else (b, a)
     assert told.document is not None and read.image is not None
-    product = product_of(told.document)
+    product = product_of(told.document, told.template)
     report = audit(read.image, recipe=product)
     claimed = {claim.id: claim.value for claim in product_claims(product, "recipe")}
     changes = []

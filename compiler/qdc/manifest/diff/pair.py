@@ -6,22 +6,27 @@ A rule yields changes and marks the leaves that they tell; what no rule told is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from qdc.formats.qwen35 import text_form
 from qdc.manifest.diff.words import Change, below, change, describe, drafter_kind, recipe_path, said, short
 from qdc.manifest.flat import get
 
 
 @dataclass
 class Pair:
-    """Both documents, and the paths that differ and are not told yet. `templates`: texts of the chat templates."""
+    """Both documents, and the paths that differ and are not told yet. `templates`: texts of the chat templates;
+
+    `same_tensors`: the models that hold the same tensors in other files, and how.
+    """
 
     a: dict[str, Any]
     b: dict[str, Any]
     flat: tuple[dict[str, Any], dict[str, Any]]
     differing: set[str]
     templates: tuple[str | None, str | None] = (None, None)
+    same_tensors: Mapping[str, str] = field(default_factory=dict)
 
     def values(self, path: str) -> tuple[Any, Any]:
         return get(self.a, path), get(self.b, path)
@@ -44,7 +49,7 @@ class Pair:
 Rule = Callable[[Pair], Iterator[Change]]
 
 
-def field(subject: str, path: str, words: str, *mirrors: str, as_said: Callable[[Any], str] = said) -> Rule:
+def leaf(subject: str, path: str, words: str, *mirrors: str, as_said: Callable[[Any], str] = said) -> Rule:
     """`words FROM -> TO` for one recipe field; `mirrors` are manifest paths that repeat it."""
 
     def rule(pair: Pair) -> Iterator[Change]:
@@ -61,14 +66,20 @@ def field(subject: str, path: str, words: str, *mirrors: str, as_said: Callable[
     return rule
 
 
-def section(subject: str, path: str, words: str, as_said: Callable[[Any], str] = said) -> Rule:
-    """`words none -> KEY` when a whole section appears or goes; its fields are not listed one by one."""
+def section(subject: str, path: str, words: str, as_said: Callable[[Any], str] = said, *mirrors: str) -> Rule:
+    """`words none -> KEY` when a whole section appears or goes; its fields are not listed one by one, nor those of
+
+    `mirrors`, sections of a manifest that come and go with it.
+    """
 
     def rule(pair: Pair) -> Iterator[Change]:
         was, now = pair.values(f"recipe.{path}")
         if (was is None) == (now is None) or not pair.differ(f"recipe.{path}"):
             return
         pair.tell(f"recipe.{path}")
+        for mirror in mirrors:
+            if [side is None for side in pair.values(mirror)] == [was is None, now is None]:
+                pair.tell(mirror)
         sides = [as_said(_brief(side)) for side in (was, now)]
         yield change(subject, path, was, now, f"{words} {sides[0]} -> {sides[1]}")
 
@@ -104,6 +115,11 @@ def weights(subject: str) -> Rule:
             if path.startswith("serving.weights[") and (f"/{subject}/" in path or path.endswith("[]")):
                 pair.differing.discard(path)
         parts = [" ".join(short(item["sha256"]) for item in side) or "none" for side in (was, now)]
+        if subject in pair.same_tensors:
+            _tell_names(pair, subject)
+            text = f"{subject}: {pair.same_tensors[subject]} (file {parts[0]} -> {parts[1]})"
+            yield change(subject, "serving.weights", was, now, text)
+            return
         yield change(subject, "serving.weights", was, now, f"{subject} weights {parts[0]} -> {parts[1]}")
 
     return rule
@@ -151,6 +167,14 @@ def digests(subject: str, words: str, *paths: str) -> Rule:
     return rule
 
 
+def _tell_names(pair: Pair, subject: str) -> None:
+    """A census that differs in the form of its names alone has been said."""
+    for path in (f"{subject}.census.quantized", f"{subject}.census.plain"):
+        sides = [side if isinstance(side, list) else [] for side in pair.values(path)]
+        if sorted(text_form(str(name)) for name in sides[0]) == sorted(text_form(str(name)) for name in sides[1]):
+            pair.tell(path)
+
+
 def _weight_digests(document: Mapping[str, Any], subject: str) -> list[dict[str, Any]] | None:
     listed = get(document, "serving.weights")
     if not isinstance(listed, list):
@@ -167,4 +191,5 @@ def _brief(value: Any) -> Any:
     for path in ("method", "grid.method", "window", "trainable"):
         if (found := get(value, path)) is not None:
             return found
-    return "some"
+    bits = get(value, "scheme.bits")
+    return "some" if bits is None else f"{bits} bits"
