@@ -128,7 +128,7 @@ def test_an_image_without_a_python_is_asked_from_outside(gate: Gate) -> None:
 
 
 VLLM = "#!/bin/sh\ncd /srv && exec python3 -m vllm.entrypoints.openai.api_server --model /models/t --port 8080"
-DRAFTS = " --speculative-config '{\"method\": \"ngram\", \"num_speculative_tokens\": 20}'"
+DRAFTS = ' --speculative-config \'{"method": "ngram", "num_speculative_tokens": 20}\''
 
 
 @pytest.mark.parametrize("drafts", [True, False])
