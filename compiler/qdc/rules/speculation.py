@@ -25,6 +25,7 @@ from qdc.rules.parts import (
     setting,
     target_place,
     target_size,
+    target_text,
     whole,
 )
 from qdc.rules.registry import Found, Topic
@@ -216,7 +217,8 @@ def the_cpu_kernel_takes_the_dtype(loaded: Loaded) -> Iterator[Found]:
     why="It starts, and dies at the first request.",
     fix="Take one of the sizes that the finding lists.",
     evidence="Measured with vLLM 0.32.0 on CPU: linear attention with heads 32 wide and with convolutions over 1, 2, 3 "
-    "and 5 tokens, drafters with heads 16 and 40 wide.",
+    "and 5 tokens; drafters with heads 16 and 40 wide; heads 80, 96, 160 and 224 wide of which a quarter is rotated, "
+    "as in Qwen3.5, where the rotary kernel writes past its end.",
     failing="target: {base: {scratch: {architecture: {linear_attention: {conv_kernel: 3}}}}}",
     passing="target: {base: {scratch: {architecture: {linear_attention: {conv_kernel: 4}}}}}",
     final="the engine would die",
@@ -247,7 +249,10 @@ def _sizes(loaded: Loaded) -> Iterator[tuple[str, Path_, int | None, str]]:
     if "full_attention" in layer_kinds(loaded):
         place = target_place(loaded, "attention")
         head = (*place, "head_dim") if place != ("target", "base") else place
-        yield "attention-heads", head, target_size(loaded, "head_dim"), "a head of the target's attention"
+        rope = (target_text(loaded) or {}).get("rope_parameters")
+        quarter = isinstance(rope, dict) and rope.get("partial_rotary_factor") == 0.25
+        column = "attention-heads-quarter" if quarter else "attention-heads"
+        yield column, head, target_size(loaded, "head_dim"), "a head of the target's attention"
     block, facts = drafted_block(loaded), served_checkpoint(loaded)
     if block is not None and facts is None:
         path: Path_ = ("drafter", "architecture", "head_dim")
