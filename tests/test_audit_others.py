@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audit_fixtures import models
 from test_audit_images import drafter_json as drafter_config_bytes
 from test_audit_images import drafter_weights, named, recipe, row, target_config, target_weights
 from test_formats_images import Content, layout_blobs, make_config, make_tar, write_layout
 
 from qdc.audit.audit import audit, exit_code
 from qdc.audit.images import open_image
-from qdc.formats import oci
+from qdc.formats import oci, safetensors
 
 FILES: dict[str, Content] = {
     "models/t/config.json": target_config(),
@@ -128,3 +129,31 @@ def test_hidden_weights_are_shown(tmp_path: Path) -> None:
     report = audit(oci.open_image(path), require=["target.quantization.scheme.group_size=32"])
     assert row(report, "target.quantization.scheme.group_size")["verdict"] == "refuted"
     assert row(report, "image.hidden")["value"] == ["models/t/model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "verdict"), [(models.LAYERS, "proved"), (0, "refuted"), (models.LAYERS + 1, "refuted")]
+)
+def test_a_drafters_ignore_list_counts_its_layers_on_from_the_targets(tmp_path: Path, layer: int, verdict: str) -> None:
+    """So the engine names them; layer 0 of the file is stored in BF16."""
+    files = models.drafter(layers=2, window=None)
+    size = int.from_bytes(files["model.safetensors"][:8], "little")
+    header = json.loads(files["model.safetensors"][8 : 8 + size])
+    data = files["model.safetensors"][8 + size :]
+    tensors = {
+        name: (row["dtype"], row["shape"], data[slice(*row["data_offsets"])])
+        for name, row in header.items()
+        if name != "__metadata__" and not name.startswith("layers.0.mlp.down_proj.")
+    }
+    tensors |= models.plain("layers.0.mlp.down_proj", *models.LINEARS["mlp.down_proj"])
+    pattern = rf"re:.*layers\.{layer}\.mlp\.down_proj$"
+    config = json.loads(files["config.json"])
+    config["quantization_config"]["ignore"].append(pattern)
+    held = {
+        "models/d/config.json": json.dumps(config).encode(),
+        "models/d/model.safetensors": safetensors.dumps(tensors),
+    }
+    report = report_of(
+        tmp_path, FILES | held, {"Entrypoint": COMMAND}, require=[f"drafter.ptq.ignore={json.dumps([pattern])}"]
+    )
+    assert row(report, "drafter.ptq.ignore")["verdict"] == verdict, row(report, "drafter.ptq.ignore")

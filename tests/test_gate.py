@@ -269,7 +269,7 @@ def packed(files: dict[str, bytes]) -> bytes:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     made = Engine()
     monkeypatch.setattr(container, "engine", lambda: made)
-    monkeypatch.setattr(artifact, "audit", lambda image, expect, require: audited(image.image_id, expect))
+    monkeypatch.setattr(artifact, "audit", lambda image, expect, **_: audited(image.image_id, expect))
     monkeypatch.setattr("qdc.gate.served.time.sleep", lambda seconds: None)
     yield made
     for socket in made.sockets:
@@ -282,7 +282,7 @@ def audited(image_id: str, expect: str | None) -> dict[str, Any]:
     same = "proved" if expect in (None, image_id) else "refuted"
     texts = [{"text": f"expected {expect}"}]
     rows = [("image.id", same), ("serve.k", "proved")]
-    return {"verdicts": [{"claim": claim, "verdict": word, "evidence": texts} for claim, word in rows]}
+    return {"verdicts": [{"claim": claim, "verdict": word, "value": 1, "evidence": texts} for claim, word in rows]}
 
 
 def archive(folder: Path, engine: Engine, **settings: Any) -> str:

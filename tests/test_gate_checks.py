@@ -24,7 +24,7 @@ from qdc.gate.served import Answer, Gone, Served, Unusable
 
 STUB = Path(__file__).with_name("stub_engine.py")
 CONTRACT = named("adaptfm").limited(start_s=10, answer_s=0.5)
-SUBJECT = Subject(model="stub", max_model_len=256, k=3, drafts=True)
+SUBJECT = Subject(model="stub", max_model_len=256, k=3, drafts=True, counts=True)
 
 
 def silent(done: int, total: int, note: str) -> None: ...
@@ -136,8 +136,10 @@ def test_a_server_on_another_port_is_found(tmp_path: Path) -> None:
 
 def test_what_a_server_says_of_itself_completes_what_is_known(tmp_path: Path) -> None:
     with server(tmp_path, model="other") as served:
-        found = checks.discover(served, Subject())
-    assert (found.model, found.max_model_len, found.drafts) == ("other", 256, None)
+        found = checks.discover(served, Subject(drafts=False, why="the bytes say none"))
+    assert (found.model, found.max_model_len, found.drafts) == ("other", 256, True), "its counters say that it drafts"
+    with server(tmp_path, model="other", metrics=False) as served:
+        assert checks.discover(served, Subject()).drafts is None
     assert checks.discover(Served(PipeStream.__new__(PipeStream)), SUBJECT) == SUBJECT
 
 
@@ -204,7 +206,11 @@ def test_acceptance_against_its_floor(values: list[tuple[float, float]], floor: 
 
 
 def test_counters_that_nobody_shows_decide_nothing_of_an_unknown_image() -> None:
-    assert checks.check_acceptance(parts([]), None, subject=Subject()).outcome == "undecided"
+    for drafts, why in ((None, "cannot be told (/srv/start: as computed)"), (True, "it is started with a drafter")):
+        subject = Subject(drafts=drafts, why="/srv/start: as computed")
+        found = checks.check_acceptance(parts([]), None, subject=subject)
+        assert found.outcome == "undecided" and why in found.why
+        assert checks.check_acceptance(parts([(0, 0)]), None, subject=subject).outcome == "fail", "counted, and none"
 
 
 # Loops

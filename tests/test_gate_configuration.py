@@ -249,7 +249,7 @@ def test_a_damaged_file_is_refused_or_another_image(tmp_path_factory: pytest.Tem
     file.write_bytes(bytes(whole)[: data.draw(st.integers(place, len(whole)))])
     try:
         read = open_artifact(file, "it")
-        check, _ = artifact.audited(read, made.id)
+        check = artifact.audited(read, made.id)[0]
     except QdcError as error:
         assert error.message
     else:
@@ -280,7 +280,7 @@ def test_a_tag_that_says_what_the_image_does_not_hold_is_refuted(tmp_path: Path)
     start = ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/t", "--speculative-config"]
     ngram = [*start, json.dumps({"method": "ngram", "num_speculative_tokens": 20})]
     made = Stub([pack(FILES)], {"Entrypoint": ngram}, tag="team:dflash-r6v2")
-    whole, claims = artifact.audited(open_artifact(made.archive(tmp_path / "i.tar"), "it"), None)
+    whole, claims, _ = artifact.audited(open_artifact(made.archive(tmp_path / "i.tar"), "it"), None)
     assert whole.outcome == "pass" and claims.outcome == "fail"
     assert "drafter.kind" in claims.why and "dflash" in claims.why
 
@@ -289,6 +289,32 @@ def test_an_image_that_says_nothing_is_undecided_and_another_id_fails(tmp_path: 
     made = open_artifact(Stub([pack(FILES)], tag="x:1").archive(tmp_path / "i.tar"), "it")
     assert artifact.audited(made, None)[1].outcome == "undecided"
     assert artifact.audited(made, "sha256:" + "0" * 64)[0].outcome == "fail"
+
+
+VLLM = "exec python3 -m vllm.entrypoints.openai.api_server --model /models/t"
+DRAFTS = ' --speculative-config \'{"method": "ngram", "num_speculative_tokens": 20}\''
+
+
+@pytest.mark.parametrize(
+    ("script", "drafts", "k", "length", "why"),
+    [
+        (f"{VLLM}{DRAFTS} --max-model-len 4096", True, 20, 4096, "/srv/start: method ngram"),
+        (f"{VLLM} --max-model-len 8192", False, None, 8192, "method none"),
+        (f'if [ "$1" = serve ]; then {VLLM}{DRAFTS}; fi\n{VLLM}', True, 20, None, "/srv/start: method ngram"),
+        (f'if [ "$1" = serve ]; then {VLLM}; fi\n{VLLM}{DRAFTS}', False, None, None, "method none"),
+        (f"{VLLM} $(nvidia-smi | wc -l)", None, None, None, "a command computes it: the output of wc (/srv/start:2)"),
+        ("exec /srv/arm", None, None, None, "/srv/arm is a program, which is not run (/srv/start:2)"),
+    ],
+)
+def test_of_another_makers_image_the_gate_knows_what_its_bytes_decide(
+    tmp_path: Path, script: str, drafts: bool | None, k: int | None, length: int | None, why: str
+) -> None:
+    files: Tree = {**FILES, "srv/start": (0o755, f"#!/bin/sh\n{script}\n".encode())}
+    made = Stub([pack(files)], {"Entrypoint": ["/srv/start"]}, tag="x:1").archive(tmp_path / "i.tar")
+    verdicts = artifact.audited(open_artifact(made, "it"), None, (), ADAPTFM.command)[2]
+    found = contracts.Subject.of_verdicts(verdicts, "/chat")
+    assert (found.drafts, found.k, found.max_model_len, found.counts) == (drafts, k, length, False)
+    assert why in found.why, found.why
 
 
 # The report

@@ -173,6 +173,7 @@ def test_without_an_engine_the_report_is_kept_and_is_no_pass(
         (["--gpus", "--no-gpus"], 2, "cli.usage"),
         (["--prompts", "0"], 2, "cli.usage"),
         (["--require", "nothing"], 2, "audit.require"),
+        (["--expect", "sha256:12"], 2, "gate.expect"),
     ],
 )
 def test_wrong_use_is_said_before_the_work(
@@ -181,6 +182,8 @@ def test_wrong_use_is_said_before_the_work(
     image(tmp_path)
     found, answer = gated(capsys, tmp_path / "image.tar", "--store", tmp_path / "store", *options)
     assert (found, answer["error"]["id"]) == (code, id)
+    for other in (f"folder:{tmp_path}", "registry:127.0.0.1:1/a"):
+        assert gated(capsys, other, "--store", tmp_path / "store")[1]["error"]["id"] == "gate.image"
 
 
 def test_what_is_no_image_fails_and_what_is_not_there_could_not_be_done(

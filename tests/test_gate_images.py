@@ -127,6 +127,23 @@ def test_an_image_without_a_python_is_asked_from_outside(gate: Gate) -> None:
     assert found.failed == ["answers"]
 
 
+VLLM = "#!/bin/sh\ncd /srv && exec python3 -m vllm.entrypoints.openai.api_server --model /models/t --port 8080"
+DRAFTS = ' --speculative-config \'{"method": "ngram", "num_speculative_tokens": 20}\''
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_without_counters_the_bytes_say_whether_another_makers_image_drafts(gate: Gate, drafts: bool) -> None:
+    module: images.Tree = {"srv/vllm/entrypoints/openai/api_server.py": (0o644, images.STUB.read_bytes())}
+    start = f"{VLLM}{DRAFTS if drafts else ''}\n"
+    found = gate.run(stub({"metrics": False}, start=start, more=module))
+    assert found.failed == [] and found.code == 3
+    if drafts:
+        assert found.outcomes["repeats"] == found.outcomes["acceptance"] == found.outcomes["lossless"] == "undecided"
+        assert "it is started with a drafter (/srv/start: method ngram" in found.why("acceptance")
+    else:
+        assert found.outcomes["repeats"] == found.outcomes["lossless"] == "pass" and "acceptance" not in found.checks
+
+
 # The submissions that never answered
 
 

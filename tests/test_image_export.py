@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 from image_store import make_image, stored_image
 
+from qdc.cli import main
 from qdc.core.errors import QdcError
 from qdc.core.files import sha256_bytes, sha256_file
-from qdc.image import export
+from qdc.image import beside, export
 from qdc.image.assemble import write_image
 from qdc.image.layers import Layer, read_image, small_layer
 
@@ -185,3 +187,62 @@ def test_an_interrupted_export_leaves_nothing_and_what_was_there(tmp_path: Path,
     assert [path.name for path in place.iterdir()] == ([old.name] if destination.startswith("archive") else [])
     assert not old.exists() or old.read_text() == "an older one"
     assert not [path for path in (store.root / "staging").iterdir() if path.is_dir() and any(path.iterdir())]
+
+
+KILLED = INTERRUPTED.replace("signal.SIGINT", "signal.SIGKILL")
+STOPPED = INTERRUPTED.replace("signal.SIGINT", "signal.SIGSTOP")
+
+
+@pytest.mark.parametrize("destination", ["archive:image.tar", "archive:image.tar.gz", "oci:layout"])
+def test_what_a_killed_export_left_goes_with_the_next_and_a_living_one_is_not_touched(
+    tmp_path: Path, destination: str
+) -> None:
+    store, _ = stored_image(tmp_path)
+    place, name = tmp_path / "out", destination.partition(":")[2]
+    place.mkdir()
+    foreign = place / f".{name}.notours1.partial.txt"
+    foreign.write_text("another's")
+    compiler = Path(__file__).resolve().parent.parent / "compiler"
+
+    def command(script: str) -> list[str]:
+        return [sys.executable, "-c", script, str(compiler), destination, str(store.root)]
+
+    export_there = ["export", "b1", destination.replace(name, str(place / name)), "--store", str(store.root)]
+
+    def left() -> set[str]:
+        return {path.name for path in place.iterdir() if path.name.endswith(".partial")}
+
+    dead = subprocess.run(command(KILLED), cwd=place, capture_output=True)
+    assert dead.returncode == -signal.SIGKILL and len(left()) == 1 and not (place / name).exists()
+    living = subprocess.Popen(command(STOPPED), cwd=place)
+    try:
+        assert os.WIFSTOPPED(os.waitpid(living.pid, os.WUNTRACED)[1])
+        mine = left()
+        assert len(mine) == 1, "the dead one's is gone, the living one's is there"
+        assert (
+            main(["export", "b1", f"{destination.partition(':')[0]}:{place / name}", "--store", str(store.root)]) == 0
+        )
+        assert left() == mine and (place / name).exists()
+    finally:
+        living.kill()
+        living.wait()
+    assert main(export_there) == 0
+    assert {path.name for path in place.iterdir()} == {name, foreign.name}
+
+
+def test_a_layout_is_replaced_in_one_step_or_where_that_cannot_be_in_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, contents = make_image(tmp_path)
+    place, seen = tmp_path / "oci", []
+    export.export_oci(folder, contents.__getitem__, place)
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", lambda self, to: seen.append(self.name) or rename(self, to))
+    (place / "old").write_text("of the layout before")
+    export.export_oci(folder, contents.__getitem__, place)
+    assert seen == [] and not (place / "old").exists()
+    monkeypatch.setattr(beside, "_exchange", lambda new, old: False)
+    (place / "old").write_text("of the layout before")
+    export.export_oci(folder, contents.__getitem__, place)
+    assert len(seen) == 2 and not (place / "old").exists() and (place / "oci-layout").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image", "oci", "source"]

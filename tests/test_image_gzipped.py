@@ -21,6 +21,7 @@ from qdc.core.files import sha256_file
 from qdc.image import export, gzipped
 from qdc.image.assemble import write_image
 from qdc.image.layers import digested, read_image, small_layer
+from qdc.image.virtual import layer_range
 from qdc.measure.past import past
 from qdc.report.answers import Export
 
@@ -93,7 +94,7 @@ def test_samples_are_bytes_of_the_layer(tmp_path: Path) -> None:
     for layer in image.layers:
         whole = b"".join(image.chunks(layer, contents.__getitem__))
         for start, length in ((0, len(whole)), (0, 10), (500, 600), (513, 511), (len(whole) - 700, 700)):
-            found = gzipped._read(image, layer, contents.__getitem__, start, length)
+            found = layer_range(image, layer, contents.__getitem__).read(start, length)
             assert found == whole[start : start + length], (layer.role, start)
 
 

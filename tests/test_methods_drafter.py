@@ -149,6 +149,15 @@ def test_ignored_modules_carry_the_engines_layer_numbers() -> None:
     ]
 
 
+def test_a_matrix_that_the_engine_fuses_is_ignored_by_its_own_name_too() -> None:
+    named = engine_ignore(2, 4, ["re:.*layers\\.4\\.self_attn\\.[qkv]_proj$", "re:.*layers\\.5\\.mlp\\..*"])[2:]
+    assert [name for name in named if "qkv" in name or "gate_up" in name] == [
+        "re:.*layers\\.4\\.self_attn\\.qkv_proj$",
+        "re:.*layers\\.5\\.mlp\\.gate_up_proj$",
+    ]
+    assert len(named) == 3 + 3 + 2
+
+
 @pytest.mark.parametrize(
     "ignore", ["model.layers.4.self_attn.q_proj", "re:.*gate_proj", "fc", "re:.*layers\\.0\\.", "re:("]
 )

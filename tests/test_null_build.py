@@ -31,7 +31,7 @@ ARCHITECTURE: dict[str, Any] = {
     "intermediate_size": 64,
     "layers": ["linear_attention", "full_attention"],
     "attention": {"heads": 2, "kv_heads": 1, "head_dim": 32},
-    "linear_attention": {"key_heads": 1, "value_heads": 2, "head_dim": 16, "conv_kernel": 4},
+    "linear_attention": {"key_heads": 1, "value_heads": 2, "head_dim": 64, "conv_kernel": 4},
     "rope_theta": 10000.0,
     "max_position_embeddings": 256,
     "init_range": 0.2,

@@ -1,6 +1,6 @@
 """Micro, built and then really served by vLLM on this machine, as its image would: same files, same launcher.
 
-The engine's interpreter is QDC_SERVE_PYTHON, or an environment made here from serve.lock.
+The engine's interpreter is QDC_SERVE_PYTHON, or an environment made here from the locks of every drafter's packages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from qdc.gate.served import Served
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
-LOCK = ROOT / "compiler" / "qdc" / "environments" / "serve.lock"
+LOCKS = [ROOT / "compiler" / "qdc" / "environments" / name for name in ("serve.lock", "serve-ngram.lock")]
+# micro's own teacher is hardly trained: its logits tie at every tenth token, and ties hide differences
+SETTINGS = ("image.base={scratch: true}", "target.base.scratch.training.steps=120")
 READY_S = 400.0
 
 
@@ -50,36 +52,43 @@ def run(*words: str | Path) -> None:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment that holds the packages of serve.lock."""
+    """The interpreter of an environment that holds the packages of the locks."""
     given = os.environ.get("QDC_SERVE_PYTHON")
     if given:
         return Path(given)
     folder = tmp_path_factory.mktemp("serve")
     venv.create(folder, with_pip=True)
     made = folder / "bin" / "python"
-    install = ["-m", "pip", "install", "-q", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r"]
-    run(made, *install, LOCK)
+    install = ["-m", "pip", "install", "-q", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    run(made, *install, *(word for lock in LOCKS for word in ("-r", lock)))
     return made
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("micro") / "artifacts"
+
+
+@pytest.fixture(scope="module")
+def image(store: Path) -> Path:
+    root = laid_out(store, store.parent / "root")
+    with (root / "opt/models/target/chat_template.jinja").open("a") as template:
+        template.write("{% if enable_thinking is defined and enable_thinking %}Thinking it over{% endif %}")
+    return root
+
+
+def laid_out(store: Path, root: Path, *settings: str) -> Path:
     """The files of micro's image but base and packages, from its exported archive."""
-    folder = tmp_path_factory.mktemp("micro")
-    recipe, archive, root = ROOT / "recipes" / "micro.yaml", folder / "image.tar", folder / "root"
-    options = ["--store", folder / "artifacts", "--quiet"]
+    archive, options = root.with_suffix(".tar"), ["--store", store, "--quiet"]
     command = [sys.executable, "-m", "qdc"]
-    # micro's own teacher is hardly trained: its logits tie at every tenth token, and ties hide differences
-    trained = ["--set", "target.base.scratch.training.steps=120"]
-    run(*command, "build", recipe, "--set", "image.base={scratch: true}", *trained, *options)
+    sets = [word for setting in (*SETTINGS, *settings) for word in ("--set", setting)]
+    run(*command, "build", ROOT / "recipes" / "micro.yaml", *sets, *options)
     run(*command, "export", "@1", f"archive:{archive}", *options)
     read = oci.open_image(archive)
     for path in read.files():
         place = root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(read.read(path))
-    with (root / "opt/models/target/chat_template.jinja").open("a") as template:
-        template.write("{% if enable_thinking is defined and enable_thinking %}Thinking it over{% endif %}")
     return root
 
 
@@ -227,3 +236,24 @@ def test_a_target_wrapped_as_a_whole_model_is_served_alike(
 def test_the_drafter_is_accepted(pair: Pair, asked: Asked) -> None:
     check = checks.check_acceptance(asked, None)
     assert check.outcome == "pass" and check.figure["served"] > 1.2, check
+
+
+NGRAM = "drafter={architecture: {kind: ngram, prompt_lookup_min: 2, prompt_lookup_max: 4}}"
+
+
+def test_an_n_gram_drafter_is_served_and_loses_nothing(python: Path, pair: Pair, store: Path, tmp_path: Path) -> None:
+    root = laid_out(store, tmp_path / "root", NGRAM, "serve.k=4", "evaluate.acceptance=null")
+    subject = Subject.of(json.loads((root / "opt/qdc/manifest.json").read_bytes()))
+    assert (subject.drafts, subject.k) == (True, 4)
+    again = {"model": subject.model, "prompt": "Ann has 3 apples and gets 2 more. " * 3, "max_tokens": 24}
+    with host.serve(python, root, ["--verify"]) as served:
+        served.wait_ready("/ping", READY_S, silent)
+        asked = checks.ask_greedy(served, subject, texts.built_in(60), 40, silent)
+        before = served.counters()
+        assert served.post("/v1/completions", {**again, "temperature": 0.0}).tokens()[1] > 1
+        after = served.counters()
+    assert after["drafts"] > before["drafts"], "a text that repeats itself is drafted"
+    plain = pair.plain.ask([texts.with_logits(request) for request in asked.requests])
+    found = [checks.difference(ours, theirs) for ours, theirs in zip(asked.answers, plain, strict=True)]
+    assert all(verdict in (None, "tie") for verdict in found), found
+    assert found.count(None) >= 0.8 * len(found)

@@ -15,6 +15,7 @@ from qdc.audit.evidence import Evidence, Fact, Findings, Look, reason
 from qdc.core.errors import QdcError
 from qdc.formats import compressed_tensors, drafters, int4, quantized
 from qdc.formats.checkpoint import INDEX
+from qdc.formats.draft_names import engine_name
 
 _SCHEME = ("bits", "group_size", "symmetric")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -40,6 +41,14 @@ class Model:
         self.facts = self.weights.facts
         self.problems = [*self._shards(), *self.facts.problems]
         self.where = {tensor: file for file, header in self.facts.files.items() for tensor in header.tensors}
+
+    def called(self, module: str) -> tuple[str, ...]:
+        """What the engine calls a stored module: of a drafter that names its target's layers, its layers count on."""
+        layers = (self.config or {}).get("num_target_layers")
+        if type(layers) is not int or not (module == "fc" or re.match(r"layers\.\d{1,6}\.", module)):
+            return (module,)
+        name = engine_name(module, layers)
+        return name, name.removeprefix("model.")
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -189,7 +198,7 @@ class Model:
         def patterns(claimed: Any) -> list[str]:
             listed = claimed if isinstance(claimed, list) else [claimed]
             try:
-                return compressed_tensors.mask_problems(facts, [str(item) for item in listed])
+                return compressed_tensors.mask_problems(facts, [str(item) for item in listed], self.called)
             except QdcError as error:
                 return [reason(error)]
 
@@ -260,7 +269,8 @@ class Model:
                 return ["config.json declares no quantization"]
             if claimed.ignore is None or quantized.unread_patterns(claimed.ignore):
                 return []
-            return [f"config.json: {text}" for text in compressed_tensors.mask_problems(self.facts, claimed.ignore)]
+            found = compressed_tensors.mask_problems(self.facts, claimed.ignore, self.called)
+            return [f"config.json: {text}" for text in found]
         except QdcError as error:
             return [reason(error)]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -39,16 +40,21 @@ def _main(arguments: list[str]) -> int:
     given = _options().parse_args(arguments)
     _writable(given.report)
     asked = None if given.ask is None else _conversations(given.ask)
-    for requirement in given.require:
-        if "=" not in requirement:
-            raise QdcError("audit.require", f"`{requirement}` has no `=`", hint="write --require deploy.hardware=a10g")
+    _asked_for(given)
     near = given.recipe or (Path(given.image) if given.image.endswith((".yaml", ".yml")) else None)
     store = open_store(given.store, near)
     from qdc.gate import exit_code
     from qdc.gate.artifact import given_path
+    from qdc.gate.image_gate import PLACES
 
     place = given_path(given.image)
     reference = refer(given.image, store) if place is None else Reference(*place)
+    if reference.build is None and reference.place not in PLACES:
+        raise QdcError(
+            "gate.image",
+            f"`{given.image}` cannot be started here",
+            hint="give a file of `docker save`, archive:FILE, oci:DIR or docker:NAME; `qdc audit` reads others",
+        )
     shown = listener(given.quiet)
     try:
         if reference.build is not None:
@@ -73,6 +79,19 @@ def _main(arguments: list[str]) -> int:
     else:
         _print(report)
     return code
+
+
+def _asked_for(given: argparse.Namespace) -> None:
+    """What cannot be meant is said before the work, not after a replay."""
+    from qdc.gate.contracts import named
+
+    for requirement in given.require:
+        if "=" not in requirement:
+            raise QdcError("audit.require", f"`{requirement}` has no `=`", hint="write --require deploy.hardware=a10g")
+    if given.contract is not None:
+        named(given.contract)
+    if given.expect is not None and not re.fullmatch("sha256:[0-9a-f]{64}", given.expect):
+        raise QdcError("gate.expect", f"`{given.expect}` is no image ID", hint="write sha256: and its 64 hex digits")
 
 
 def _options() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,17 +173,28 @@ def ignored(name: str, patterns: Iterable[str]) -> bool:
     return False
 
 
-def mask_problems(facts: Facts, patterns: Iterable[str], *, layers_only: str = "layers.") -> list[str]:
+def _as_stored(name: str) -> tuple[str, ...]:
+    return (name,)
+
+
+def mask_problems(
+    facts: Facts, patterns: Iterable[str], names: Callable[[str], tuple[str, ...]] = _as_stored
+) -> list[str]:
     """Where the stored modules contradict an ignore list: quantized though ignored, or plain though not.
 
-    Only modules whose name holds `layers_only`, and a top-level `fc`, can be plain by mistake: embeddings and
-    heads are no quantization targets unless they are stored packed.
+    `names`: what the engine that reads the list may call a stored module. Only modules whose name holds `layers.`, and
+    a top-level `fc`, can be plain by mistake: embeddings and heads are no quantization targets unless they are stored
+    packed.
     """
     patterns = list(patterns)
-    problems = [f"{name} is quantized but ignored" for name in facts.quantized if ignored(name, patterns)]
+
+    def spared(name: str) -> bool:
+        return any(ignored(called, patterns) for called in names(name))
+
+    problems = [f"{name} is quantized but ignored" for name in facts.quantized if spared(name)]
     for name in facts.plain:
-        counts = layers_only in name or name.rpartition(".")[2] == "fc"
-        if counts and not name.endswith("norm") and not ignored(name, patterns):
+        counts = "layers." in name or name.rpartition(".")[2] == "fc"
+        if counts and not name.endswith("norm") and not spared(name):
             problems.append(f"{name} is neither quantized nor ignored")
     return problems
 

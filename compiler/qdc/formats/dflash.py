@@ -18,7 +18,8 @@ from qdc.formats.draft_names import OF_THE_TARGET, engine_name
 ARCHITECTURE = "DFlashDraftModel"
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
-_FUSED = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
+_FUSED = (("self_attn", "qkv_proj", ("q_proj", "k_proj", "v_proj")), ("mlp", "gate_up_proj", ("gate_proj", "up_proj")))
+"""Part of a layer, the engine's matrix, and the modules that it is made of."""
 
 
 def linear_modules(layers: int) -> list[str]:
@@ -50,7 +51,7 @@ def split_ignored(layers: int, target_layers: int, ignore: Sequence[str]) -> tup
             )
         ignored |= matched
     for layer in range(layers):
-        for part, names in _FUSED:
+        for part, _, names in _FUSED:
             group = {f"layers.{layer}.{part}.{name}" for name in names}
             if group & ignored and not group <= ignored:
                 raise QdcError(
@@ -73,9 +74,13 @@ def _matches(pattern: str, name: str) -> bool:
 def engine_ignore(layers: int, target_layers: int, ignore: Sequence[str]) -> list[str]:
     """`ignore` of a drafter's quantization_config, in the engine's names.
 
-    As patterns without the leading `model`, which some versions leave out.
+    As patterns without the leading `model`, which some versions leave out. A matrix that the engine fuses is named
+    beside its modules: the class of vLLM 0.32.0 does not say what it fuses, so that the modules' names alone are not
+    found there, and the engine dies while it loads (measured).
     """
     _, ignored = split_ignored(layers, target_layers, ignore)
+    places = [(f"layers.{layer}.{part}", whole, names) for layer in range(layers) for part, whole, names in _FUSED]
+    ignored += [f"{place}.{whole}" for place, whole, names in places if f"{place}.{names[0]}" in ignored]
     names = [engine_name(name, target_layers).removeprefix("model.") for name in ignored]
     return ["lm_head", "re:.*embed_tokens$", *("re:.*" + name.replace(".", r"\.") + "$" for name in names)]
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import shlex
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,9 +161,13 @@ def _header(name: str, size: int) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT)
 
 
-def audited(artifact: Artifact, expect: str | None, require: tuple[str, ...] = ()) -> tuple[Check, Check]:
-    """Checks `image` and `claims`: the audit's verdicts on the image's own bytes and on what is said of it."""
-    report = audit(artifact.image, expect=expect, require=require)
+def audited(
+    artifact: Artifact, expect: str | None, require: tuple[str, ...] = (), command: Sequence[str] = ()
+) -> tuple[Check, Check, list[dict[str, Any]]]:
+    """Checks `image` and `claims`: the audit's verdicts on the image's own bytes and on what is said of it; and these
+    verdicts. `command`: what is typed after the image's name when it is started."""
+    run = f"IMAGE {shlex.join(command)}" if command else None
+    report = audit(artifact.image, expect=expect, require=require, run=run)
     own = [row for row in report["verdicts"] if row["claim"].startswith("image.")]
     said = [row for row in report["verdicts"] if not row["claim"].startswith("image.") or row["claim"] == "image.tag"]
     own = [row for row in own if row["claim"] != "image.tag"]
@@ -175,7 +180,7 @@ def audited(artifact: Artifact, expect: str | None, require: tuple[str, ...] = (
         whole = Check("image", "undecided", artifact.image.image_id, "; ".join(map(_words, unread[:3])))
     else:
         whole = Check("image", "pass", artifact.image.image_id, f"{size} layers, each with the digest that names it")
-    return whole, _claims(said)
+    return whole, _claims(said), report["verdicts"]
 
 
 def _claims(rows: list[Mapping[str, Any]]) -> Check:

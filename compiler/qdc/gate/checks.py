@@ -51,16 +51,22 @@ class Asked:
 
 
 def discover(served: Served, subject: Subject) -> Subject:
-    """`subject` with what a server of /v1/models says of itself, where the manifest did not say it."""
+    """`subject` with what a server of /v1/models and /metrics says of itself, where no manifest said it.
+
+    Counters of drafts are an engine's that drafts, whatever its arguments: a target's own configuration can name a
+    drafter.
+    """
     if subject.model is not None:
         return subject
+    if subject.drafts is not True and served.counters():
+        subject = replace(subject, drafts=True, why="/metrics counts drafts")
     answer = served.get("/v1/models")
     try:
         name, told = answer.part("data", 0, "id"), answer.part("data", 0)
     except Unusable:
         return subject
     length = told.get("max_model_len") if isinstance(told, dict) else None
-    return replace(subject, model=str(name), max_model_len=length if type(length) is int else None)
+    return replace(subject, model=str(name), max_model_len=length if type(length) is int else subject.max_model_len)
 
 
 def check_answers(served: Served, subject: Subject, contract: Contract | None = None) -> Check:
@@ -286,12 +292,12 @@ def check_acceptance(
 
     `replay`: accepted and drafts for each conversation given to `ask_greedy`, in its order.
     """
+    counted = any("drafts" in part for part in asked.parts)
     counters = {key: sum(part.get(key, 0.0) for part in asked.parts) for key in ("drafts", "accepted")}
     served = acceptance_length(counters)
     if served is None:
-        if subject is not None and subject.drafts is None:
-            why = "/metrics shows no counters of speculation: whether it speculates cannot be told"
-            return Check("acceptance", "undecided", None, why)
+        if subject is not None and not subject.counts and not counted:
+            return Check("acceptance", "undecided", None, uncounted(subject))
         return Check("acceptance", "fail", None, "the engine counted no drafts: it does not speculate")
     figure: dict[str, Any] = {
         "served": round(served, 4),
@@ -315,6 +321,12 @@ def check_acceptance(
     if floor is not None and served < floor and found.outcome == "pass":
         return Check("acceptance", "undecided", figure, f"the floor {floor:g} lies inside the interval")
     return found
+
+
+def uncounted(subject: Subject) -> str:
+    """Why a server without counters decides nothing of its drafter."""
+    says = "it is started with a drafter" if subject.drafts else "whether it speculates cannot be told"
+    return f"/metrics shows no counters of speculation: {says}{f' ({subject.why})' if subject.why else ''}"
 
 
 def _against_replay(

@@ -6,7 +6,7 @@ known, and what the gate takes where a contract sets no limit. Knows no engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,9 +113,11 @@ def _path(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is to be asked: from the content manifest of an image of qdc, or learned from a running server.
+    """What is to be asked: from the content manifest of an image of qdc, or of another from its bytes and its server.
 
     `k`: draft tokens a step; None when nothing drafts. `drafts`: whether something drafts; None when not known.
+    `counts`: whether its /metrics is sure to count drafts where there are any. `why`: where `drafts` comes from, or
+    why it is not known.
     """
 
     model: str | None = None
@@ -123,6 +125,8 @@ class Subject:
     k: int | None = None
     drafts: bool | None = None
     chat_path: str = CHAT
+    counts: bool = False
+    why: str = ""
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Subject:
@@ -135,11 +139,30 @@ class Subject:
                 max_model_len=int(arguments[arguments.index("--max-model-len") + 1]),
                 k=int(manifest["recipe"]["serve"]["k"]) if drafts else None,
                 drafts=drafts,
+                counts=True,
             )
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise QdcError(
                 "gate.manifest", f"the manifest does not say how it serves: {error!r}", exit_code=COULD_NOT
             ) from error
+
+    @classmethod
+    def of_verdicts(cls, rows: Iterable[Mapping[str, Any]], chat_path: str) -> Subject:
+        """What an audit's verdicts decide of an image that qdc did not build."""
+        found = {str(row["claim"]): row for row in rows}
+        kind, k, length = (
+            found[claim]["value"] if claim in found and found[claim]["verdict"] in ("proved", "recorded") else None
+            for claim in ("drafter.kind", "serve.k", "serve.max_model_len")
+        )
+        telling = ("drafter.kind",) if kind is not None else ("serve", "serve.k", "drafter.kind")
+        said = [item for claim in telling for item in found.get(claim, {}).get("evidence", []) if item.get("text")]
+        return cls(
+            max_model_len=length if type(length) is int else None,
+            k=k if type(k) is int and k > 0 and kind != "none" else None,
+            drafts=None if kind is None else kind != "none",
+            chat_path=chat_path,
+            why=_seen(said[0]) if said else "",
+        )
 
     def room(self, prompt: int, wanted: int) -> int:
         """Tokens that an answer to a prompt of so many may have: `wanted`, or what leaves head-room.
@@ -149,3 +172,8 @@ class Subject:
         if self.max_model_len is None:
             return wanted
         return min(wanted, self.max_model_len - prompt - (self.k or 0) - 1)
+
+
+def _seen(evidence: Mapping[str, Any]) -> str:
+    path = evidence.get("path")
+    return f"{path}: {evidence['text']}" if evidence.get("layer") and path else str(evidence["text"])

@@ -143,15 +143,17 @@ class _Gate(Steps):
         if self.options.contract is not None:
             self.contract = contracts.named(self.options.contract)
         self.contract = self.contract.limited(self.options.start_s, self.options.answer_s)
-        if self.manifest is None:
-            self.subject = Subject(chat_path=self.contract.chat_path)
 
     def _before_start(self) -> None:
         image, contract = self.artifact.image, self.contract
         with self.step("image"):
             self.report(0, 0, "reading every layer")
-            whole, said = artifact.audited(self.artifact, self.expected_id, self._required())
+            whole, said, verdicts = artifact.audited(
+                self.artifact, self.expected_id, self._required(), contract.command
+            )
             self.done(whole)
+            if self.manifest is None:
+                self.subject = Subject.of_verdicts(verdicts, contract.chat_path)
         self.check("size", lambda: artifact.check_size(self.artifact, contract, self.report))
         self.check("layers", lambda: configuration.check_layers(image))
         self.check("architecture", lambda: configuration.check_architecture(image, contract))
@@ -261,9 +263,9 @@ class _Gate(Steps):
 
     def _plain_command(self) -> tuple[str, ...] | None:
         """How the image starts without speculation, if that is known and there is any."""
-        if self.manifest is not None:
-            return OWN_PLAIN if self.subject.drafts else None
-        return self.options.plain
+        if self.subject.drafts is False:
+            return None
+        return OWN_PLAIN if self.manifest is not None else self.options.plain
 
     def _start(self, made: Containers, stack: contextlib.ExitStack) -> Served:
         started = time.monotonic()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdc.gate import texts
-from qdc.gate.checks import acceptance_length
+from qdc.gate.checks import acceptance_length, uncounted
 from qdc.gate.contracts import Contract, Subject
 from qdc.gate.report import Check
 from qdc.gate.served import Answer, Served, Unusable
@@ -55,7 +55,7 @@ def check_repeats(served: Served, subject: Subject, contract: Contract, report: 
     if len(known) < ROUNDS:
         if subject.drafts is False:
             return Check("repeats", "pass", asked, f"{asked} requests in a row are answered; nothing drafts")
-        why = f"{asked} requests in a row are answered; no counters say how many drafts were accepted"
+        why = f"{asked} requests in a row are answered. {uncounted(subject)}"
         return Check("repeats", "undecided", asked, why)
     figure = {"requests": asked, "acceptance": ", ".join(f"{length:.2f}" for length in known)}
     if min(drafts) < MIN_DRAFTS:

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import IO, Any
 
 from qdc.core import canonical, files
 from qdc.core.errors import COULD_NOT, QdcError
+from qdc.image import beside
 from qdc.image.layers import Layer, VirtualImage, read_image
 from qdc.image.tar import BLOCK, END, Entry, Resolve, header, padded, tar_size
 
@@ -150,20 +150,8 @@ def export_archive(image_folder: Path, resolve: Resolve, file: Path, progress: P
 
 def written(file: Path, size: int, chunks: Iterable[bytes]) -> int:
     """Write about `size` bytes to `file`, which appears whole or stays as it was; return how many it became."""
-    with _writing(file, size):
-        descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".partial", dir=file.parent)
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb", buffering=0) as stream:
-                size = _pour(chunks, stream)
-                os.fsync(stream.fileno())
-            temporary.chmod(0o644)
-            temporary.replace(file)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        files.fsync_folder(file.parent)
-    return size
+    with _writing(file, size), beside.new_file(file) as stream:
+        return _pour(chunks, stream)
 
 
 def export_oci(image_folder: Path, resolve: Resolve, dest_dir: Path, progress: Progress = quiet) -> VirtualImage:
@@ -186,35 +174,16 @@ def export_oci(image_folder: Path, resolve: Resolve, dest_dir: Path, progress: P
         blobs.append(_Blob("Dockerfile", dockerfile.stat().st_size, dockerfile.read_bytes()))
     total = sum(blob.size for blob in blobs)
     done = 0
-    with _writing(dest_dir, total):
-        temporary = Path(tempfile.mkdtemp(prefix=f".{dest_dir.name}.", suffix=".partial", dir=dest_dir.parent))
-        try:
-            temporary.chmod(0o755)
-            for blob in blobs:
-                path = temporary / blob.path
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("wb", buffering=0) as stream:
-                    chunks = _watched(_content(image, blob, resolve), total, progress, done)
-                    done += _pour(chunks, stream)
-                    os.fsync(stream.fileno())
-                path.chmod(0o644)
-            _swap(temporary, dest_dir)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    with _writing(dest_dir, total), beside.new_folder(dest_dir) as folder:
+        for blob in blobs:
+            path = folder / blob.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb", buffering=0) as stream:
+                chunks = _watched(_content(image, blob, resolve), total, progress, done)
+                done += _pour(chunks, stream)
+                os.fsync(stream.fileno())
+            path.chmod(0o644)
     return image
-
-
-def _swap(new: Path, place: Path) -> None:
-    """Put folder `new` at `place`; what was there goes only after the new one stands."""
-    if not place.exists():
-        new.rename(place)
-    else:
-        old = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".old", dir=place.parent))
-        place.rename(old / "layout")
-        new.rename(place)
-        shutil.rmtree(old, ignore_errors=True)
-    files.fsync_folder(place.parent)
 
 
 def _watched(chunks: Iterable[bytes], total: int, progress: Progress, done: int = 0) -> Iterator[bytes]:
@@ -241,6 +210,7 @@ def _writing(place: Path, size: int) -> Iterator[None]:
     hint = "free some space there, or export to another disk"
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
+        beside.sweep(place)
         free = shutil.disk_usage(place.parent).free
         if free < size:
             raise QdcError(

@@ -19,7 +19,8 @@ from statistics import fmean, stdev
 
 from qdc.image.export import Progress, archive_chunks, archive_frame, archive_size, quiet, written
 from qdc.image.layers import Layer, VirtualImage, read_image
-from qdc.image.tar import BLOCK, Resolve, header
+from qdc.image.tar import Resolve
+from qdc.image.virtual import layer_range
 
 PIECE = 1 << 20
 LEVEL = 6
@@ -86,12 +87,13 @@ def gzipped(chunks: Iterable[bytes], threads: int | None = None) -> Iterator[byt
 
 def sampled(image: VirtualImage, layer: Layer, resolve: Resolve) -> Sampled:
     """The compressed size of one layer, from pieces of it."""
-    _, size = layer.stored
+    layer_bytes = layer_range(image, layer, resolve)
+    size = layer_bytes.size
     if size <= SAMPLES * SAMPLE:
-        parts = _pieces(iter((_read(image, layer, resolve, 0, size),)), PIECE)
+        parts = _pieces(iter((layer_bytes.read(0, size),)), PIECE)
         return Sampled(sum(len(_deflated(part)) for part in parts), 0)
     starts = [index * (size - SAMPLE) // (SAMPLES - 1) for index in range(SAMPLES)]
-    ratios = [len(_deflated(_read(image, layer, resolve, start, SAMPLE))) / SAMPLE for start in starts]
+    ratios = [len(_deflated(layer_bytes.read(start, SAMPLE))) / SAMPLE for start in starts]
     margin = 2 * stdev(ratios) / len(ratios) ** 0.5
     return Sampled(fmean(ratios) * size, margin * size)
 
@@ -99,40 +101,6 @@ def sampled(image: VirtualImage, layer: Layer, resolve: Resolve) -> Sampled:
 def predicted(image: VirtualImage, resolve: Resolve) -> dict[str, Sampled]:
     """`diff_id` -> compressed size, of every layer."""
     return {layer.diff_id: sampled(image, layer, resolve) for layer in image.layers}
-
-
-def _read(image: VirtualImage, layer: Layer, resolve: Resolve, start: int, length: int) -> bytes:
-    """Bytes of a layer as it is exported, without reading what is before them."""
-    if layer.entries is None:
-        local = image.folder / layer.tar if image.folder is not None and layer.tar else None
-        held = local is not None and layer.tar != "layer.tar" and local.is_file()
-        return _part(local if held and local is not None else resolve(layer.stored[0]), start, length)
-    made, at, end = bytearray(), 0, start + length
-    for entry in layer.entries:
-        head = header(entry)
-        made += _overlap(head, at, start, end)
-        at += len(head)
-        size = entry.size if entry.type == "file" else 0
-        first, last = max(start, at), min(end, at + size)
-        if first < last and entry.sha256 is not None:
-            made += _part(resolve(entry.sha256), first - at, last - first)
-        padding = -size % BLOCK
-        made += _overlap(bytes(padding), at + size, start, end)
-        at += size + padding
-        if at >= end:
-            break
-    return bytes(made) + bytes(max(0, min(length, layer.size - start) - len(made)))
-
-
-def _overlap(data: bytes, at: int, start: int, end: int) -> bytes:
-    """What of `data`, which lies at `at`, is between `start` and `end`."""
-    return data[max(0, start - at) : max(0, end - at)]
-
-
-def _part(file: Path, start: int, length: int) -> bytes:
-    with file.open("rb") as stream:
-        stream.seek(start)
-        return stream.read(length)
 
 
 def expected(image: VirtualImage, samples: Mapping[str, Sampled]) -> tuple[int, int]:

@@ -184,10 +184,12 @@ class VirtualImage:
     def _raw_chunks(self, layer: Layer, resolve: Resolve) -> Iterator[bytes]:
         if layer.entries is not None:
             return layer_chunks(layer.entries, resolve)
-        local = self.folder / layer.tar if self.folder is not None and layer.tar else None
-        held = local is not None and layer.tar != "layer.tar" and local.is_file()
-        digest, size = layer.stored
-        return file_chunks(local if held and local is not None else resolve(digest), size)
+        return file_chunks(self.file(layer, resolve), layer.stored[1])
+
+    def file(self, layer: Layer, resolve: Resolve) -> Path:
+        """Where a layer without entries is: a small tar in its folder, else by its digest."""
+        own = self.folder / layer.tar if self.folder is not None and layer.tar and layer.tar != "layer.tar" else None
+        return own if own is not None and own.is_file() else resolve(layer.stored[0])
 
     @staticmethod
     def _culprit(layer: Layer, resolve: Resolve) -> str:

@@ -25,7 +25,7 @@ from qdc.image.layers import VirtualImage, read_image
 from qdc.image.reference import Reference
 from qdc.image.registry import Registry
 from qdc.image.tar import Resolve
-from qdc.image.transport import Dropped
+from qdc.image.transport import Dropped, Request
 from qdc.image.wire import PAUSES_S
 
 _BROKEN = "no tag points at it; look at the registry's own log and storage"
@@ -137,7 +137,7 @@ def _mounted(registry: Registry, blob: _Blob) -> bool:
     """Ask the registry to take a blob from the repository that it is at home in; whether it has it now."""
     path = registry.path("blobs", "uploads", "") + "?" + urlencode({"mount": blob.digest, "from": blob.home})
     try:
-        with registry.wire.ask("POST", path, (201, 202), body=_nothing) as answer:
+        with registry.wire.ask(Request("POST", path, body=_nothing), (201, 202)) as answer:
             mounted = answer.status == 201
     except QdcError:
         return False  # Whoever may not read there sends the blob.
@@ -146,7 +146,8 @@ def _mounted(registry: Registry, blob: _Blob) -> bool:
 
 def _begin(registry: Registry) -> str:
     """Where a new upload goes."""
-    with registry.wire.ask("POST", registry.path("blobs", "uploads", ""), (202,), body=_nothing) as answer:
+    request = Request("POST", registry.path("blobs", "uploads", ""), body=_nothing)
+    with registry.wire.ask(request, (202,)) as answer:
         return _place(registry, answer.headers.get("Location"))
 
 
@@ -166,10 +167,8 @@ def _put(registry: Registry, place: str, blob: _Blob, start: int, progress: Call
     headers = dict(_BYTES)
     if start:
         headers["Content-Range"] = f"{start}-{blob.size - 1}"
-    body = _from(blob, start, progress)
-    with registry.wire.once(
-        "PUT", f"{place}{mark}digest={blob.digest}", (201,), headers=headers, body=body, size=blob.size - start
-    ) as answer:
+    url, body = f"{place}{mark}digest={blob.digest}", _from(blob, start, progress)
+    with registry.wire.ask(Request("PUT", url, headers, body, blob.size - start), (201,), once=True) as answer:
         said = answer.headers.get("Docker-Content-Digest", blob.digest)
         if said != blob.digest:
             message = f"it took {blob.what} as {said[:80]}, and it is {blob.digest}"
@@ -205,7 +204,7 @@ def _arrived(registry: Registry, place: str | None, size: int) -> tuple[str | No
     if place is None:
         return None, 0
     try:
-        with registry.wire.once("GET", place, (200, 204)) as answer:
+        with registry.wire.ask(Request("GET", place), (200, 204), once=True) as answer:
             said = re.fullmatch(r"(?:bytes=)?0-([0-9]+)", answer.headers.get("Range", ""))
             onward = answer.headers.get("Location") or place
     except (Dropped, QdcError):
@@ -220,8 +219,8 @@ def _point(registry: Registry, tag: str, manifest: bytes) -> str:
     if registry.manifest_digest(tag) != digest:
         headers = {"Content-Type": MANIFEST_TYPE}
         path = registry.path("manifests", tag)
-        body = partial(iter, (manifest,))
-        with registry.wire.ask("PUT", path, (201,), headers=headers, body=body, size=len(manifest)):
+        request = Request("PUT", path, headers, partial(iter, (manifest,)), len(manifest))
+        with registry.wire.ask(request, (201,)):
             pass
         if registry.manifest(tag).digest != digest:
             message = f"it took the manifest {digest[:19]}, and its tag `{tag}` has another one"

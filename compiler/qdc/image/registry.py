@@ -20,7 +20,7 @@ from qdc.core.files import CHUNK, sha256_bytes
 from qdc.formats.oci import as_object, parse_json
 from qdc.image.credentials import Credentials, Logins
 from qdc.image.reference import Reference, is_digest, parse
-from qdc.image.transport import Answer, Counts, Dropped
+from qdc.image.transport import Answer, Counts, Dropped, Request
 from qdc.image.wire import PAUSES_S, Wire
 
 __all__ = ["Document", "Reference", "Registry", "connect", "parse", "platform_manifest"]
@@ -134,16 +134,13 @@ class Registry:
     def manifest(self, reference: str | None = None) -> Document:
         """The manifest or index that a tag or a digest names (None: what this registry's own reference names)."""
         wanted = reference or self.reference.selector
-        for left in reversed(range(len(PAUSES_S) + 1)):
-            try:
-                headers = {"Accept": _ACCEPT}
-                with self.wire.ask("GET", self.path("manifests", wanted), (200,), headers=headers) as answer:
-                    data = answer.whole(MANIFEST_LIMIT)
-                    break
-            except Dropped as error:
-                if not left:
-                    raise self.wire.dropped(error) from None
-                time.sleep(PAUSES_S[-left])
+        request = Request("GET", self.path("manifests", wanted), {"Accept": _ACCEPT})
+
+        def read() -> tuple[Answer, bytes | None]:
+            with self.wire.ask(request, (200,)) as answer:
+                return answer, answer.whole(MANIFEST_LIMIT)
+
+        answer, data = self.wire.again(read)
         if data is None:
             raise self.wire.error("too-large", f"the manifest {wanted} has more than {MANIFEST_LIMIT >> 20} MiB")
         digest = f"sha256:{sha256_bytes(data)}"
@@ -166,8 +163,8 @@ class Registry:
 
     def manifest_digest(self, tag: str) -> str | None:
         """The digest that a tag points at, as the registry says; None where it has no such tag, or does not say."""
-        headers = {"Accept": _ACCEPT}
-        with self.wire.ask("HEAD", self.path("manifests", tag), (200, 404), headers=headers) as answer:
+        request = Request("HEAD", self.path("manifests", tag), {"Accept": _ACCEPT})
+        with self.wire.ask(request, (200, 404)) as answer:
             return answer.headers.get("Docker-Content-Digest") if answer.status == 200 else None
 
     def image(self, reference: str | None = None) -> Document:
@@ -184,7 +181,7 @@ class Registry:
 
     def blob_size(self, digest: str) -> int | None:
         """Bytes of a blob of the repository; None where it has none of that digest."""
-        with self.wire.ask("HEAD", self.path("blobs", digest), (200, 404)) as answer:
+        with self.wire.ask(Request("HEAD", self.path("blobs", digest)), (200, 404)) as answer:
             if answer.status == 404:
                 return None
             if answer.length is None:
@@ -196,19 +193,11 @@ class Registry:
 
         A registry that answers with the whole blob is not listened to (`registry.no-ranges`).
         """
-        wanted = end - start + 1
-        for left in reversed(range(len(PAUSES_S) + 1)):
-            try:
-                return self._range(digest, start, end, wanted)
-            except Dropped as error:
-                if not left:
-                    raise self.wire.dropped(error) from None
-                time.sleep(PAUSES_S[-left])
-        raise AssertionError("a range is asked for at least once")
+        return self.wire.again(lambda: self._range(digest, start, end, end - start + 1))
 
     def _range(self, digest: str, start: int, end: int, wanted: int) -> bytes:
-        headers = {"Range": f"bytes={start}-{end}"}
-        with self.wire.ask("GET", self.path("blobs", digest), (200, 206, 416), headers=headers) as answer:
+        request = Request("GET", self.path("blobs", digest), {"Range": f"bytes={start}-{end}"})
+        with self.wire.ask(request, (200, 206, 416)) as answer:
             if answer.status == 200:
                 message = f"it sends a blob whole where bytes {start} to {end} were asked for"
                 raise self.wire.error("no-ranges", message, "export the image, and read the file")
@@ -264,8 +253,8 @@ class Registry:
     @contextlib.contextmanager
     def _rest(self, digest: str, start: int) -> Iterator[Answer]:
         """A blob from byte `start` on."""
-        headers = {"Range": f"bytes={start}-"} if start else {}
-        with self.wire.ask("GET", self.path("blobs", digest), (200, 206, 416), headers=headers) as answer:
+        request = Request("GET", self.path("blobs", digest), {"Range": f"bytes={start}-"} if start else {})
+        with self.wire.ask(request, (200, 206, 416)) as answer:
             if answer.status == 206:
                 self._check_part(answer, start, None)
             yield answer

@@ -10,7 +10,7 @@ import os
 import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,19 @@ SHORT = 16 << 10
 Body = Callable[[], Iterator[bytes]]
 """Makes the bytes to send; asked anew for every try."""
 Origin = tuple[str, str, int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """`url`: may be a path, for who knows its server. `body`: of `size` bytes. `timeout`: to connect and between
+    bytes, in seconds; None takes the usual ones."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: Body | None = field(default=None, repr=False)
+    size: int = 0
+    timeout: tuple[float, float] | None = None
 
 
 @dataclass
@@ -136,34 +149,27 @@ class Transport:
     def close(self) -> None:
         self._session.close()
 
-    def send(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        body: Body | None = None,
-        size: int = 0,
-        timeout: tuple[float, float] | None = None,
-    ) -> Answer:
-        """One request, as it is. Raises Dropped where no answer comes, Untrusted before anything is said to a server
-        without a good certificate."""
+    def send(self, request: Request) -> Answer:
+        """The answer to one request, as it is. Raises Dropped where no answer comes, Untrusted before anything is said
+        to a server without a good certificate."""
         self.counts.requests += 1
         data: Any = None
-        if body is not None:
-            data = _Sized(body, size, self.counts) if size else b""
+        if request.body is not None:
+            data = _Sized(request.body, request.size, self.counts) if request.size else b""
+        own = {"User-Agent": f"qdc/{__version__}", "Accept-Encoding": "identity"}
         try:
             response = self._session.request(
-                method,
-                url,
-                headers={"User-Agent": f"qdc/{__version__}", "Accept-Encoding": "identity", **headers},
+                request.method,
+                request.url,
+                headers={**own, **request.headers},
                 data=data,
-                proxies=requests.utils.get_environ_proxies(url),
-                timeout=timeout or (UPLOAD_S if size else TIMEOUT_S),
+                proxies=requests.utils.get_environ_proxies(request.url),
+                timeout=request.timeout or (UPLOAD_S if request.size else TIMEOUT_S),
                 allow_redirects=False,
                 stream=True,
             )
         except requests.exceptions.SSLError as error:
-            raise Untrusted(f"{urlsplit(url).netloc} is not trusted: {_reason(error)}") from None
+            raise Untrusted(f"{urlsplit(request.url).netloc} is not trusted: {_reason(error)}") from None
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
             raise Dropped(_reason(error)) from None
         return Answer(response, self.counts)

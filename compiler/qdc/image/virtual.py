@@ -57,13 +57,11 @@ class TarRange:
 def as_image(image: VirtualImage, resolve: Resolve, where: str) -> Image:
     """`image` to be read; `where`: how a report calls it. Raises QdcError where a content is not to be found."""
     layers: list[tuple[RangeReader, str | None]] = [
-        (_reader(image, layer, resolve), f"sha256:{layer.diff_id}") for layer in image.layers
+        (layer_range(image, layer, resolve), f"sha256:{layer.diff_id}") for layer in image.layers
     ]
     return Image(where, image.config, layers, tags=(image.name,))
 
 
-def _reader(image: VirtualImage, layer: Layer, resolve: Resolve) -> RangeReader:
-    if layer.entries is not None:
-        return TarRange(layer.entries, resolve)
-    own = image.folder / layer.tar if image.folder is not None and layer.tar and layer.tar != "layer.tar" else None
-    return FileRange(own if own is not None and own.is_file() else resolve(layer.stored[0]))
+def layer_range(image: VirtualImage, layer: Layer, resolve: Resolve) -> RangeReader:
+    """One of its layers as it is stored, read by position."""
+    return TarRange(layer.entries, resolve) if layer.entries is not None else FileRange(image.file(layer, resolve))

@@ -12,14 +12,17 @@ import http
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar
 from urllib.parse import SplitResult, urlencode, urljoin, urlsplit
 
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.image.credentials import Credentials
 from qdc.image.reference import HUB, Reference, is_loopback
-from qdc.image.transport import SHORT, Answer, Body, Counts, Dropped, Transport, Untrusted, origin
+from qdc.image.transport import SHORT, Answer, Counts, Dropped, Request, Transport, Untrusted, origin
 
+T = TypeVar("T")
 PAUSES_S = (0.3, 1.0, 3.0)
 """Between tries of a request that brought nothing."""
 REDIRECTS = 5
@@ -46,46 +49,30 @@ class Wire:
     # What the caller asks for
 
     @contextlib.contextmanager
-    def ask(
-        self,
-        method: str,
-        path: str,
-        accepted: tuple[int, ...],
-        *,
-        headers: Mapping[str, str] | None = None,
-        body: Body | None = None,
-        size: int = 0,
-    ) -> Iterator[Answer]:
+    def ask(self, request: Request, accepted: tuple[int, ...], *, once: bool = False) -> Iterator[Answer]:
         """The open answer to a request, if its status is one of `accepted`; closed when the block ends.
 
-        `path`: of the registry, or a URL on the registry that it gave. Raises QdcError `registry.*`.
+        The request's `url`: a path of the registry, or a URL on the registry that it gave. Raises QdcError
+        `registry.*`; with `once` it is not tried again, and Dropped is raised where the connection breaks off.
         """
-        with self._given(method, self._tried(method, path, headers or {}, body, size), accepted) as answer:
-            yield answer
-
-    @contextlib.contextmanager
-    def once(
-        self,
-        method: str,
-        path: str,
-        accepted: tuple[int, ...],
-        *,
-        headers: Mapping[str, str] | None = None,
-        body: Body | None = None,
-        size: int = 0,
-    ) -> Iterator[Answer]:
-        """The same without another try: raises Dropped where the connection breaks off."""
-        with self._given(method, self._authorized(method, path, headers or {}, body, size), accepted) as answer:
-            yield answer
-
-    @contextlib.contextmanager
-    def _given(self, method: str, answer: Answer, accepted: tuple[int, ...]) -> Iterator[Answer]:
+        answer = self._authorized(request) if once else self._tried(request)
         try:
             if answer.status not in accepted:
-                raise self._refusal(method, answer)
+                raise self._refusal(request.method, answer)
             yield answer
         finally:
             answer.close()
+
+    def again(self, make: Callable[[], T]) -> T:
+        """What `make` gives, tried again where the connection breaks off in an answer."""
+        for pause in (*PAUSES_S, None):
+            try:
+                return make()
+            except Dropped as error:
+                if pause is None:
+                    raise self.dropped(error) from None
+                time.sleep(pause)
+        raise AssertionError("it is made at least once")
 
     def error(self, id: str, message: str, hint: str | None = None) -> QdcError:
         """A failure with this registry."""
@@ -99,17 +86,16 @@ class Wire:
 
     # Tries
 
-    def _tried(self, method: str, path: str, headers: Mapping[str, str], body: Body | None, size: int) -> Answer:
+    def _tried(self, request: Request) -> Answer:
         """The first answer that is not a passing trouble; else the last one, or an error."""
-        for left in reversed(range(len(PAUSES_S) + 1)):
-            pause = PAUSES_S[-left]
+        for pause in (*PAUSES_S, None):
             try:
-                answer = self._authorized(method, path, headers, body, size)
+                answer = self._authorized(request)
             except Dropped as error:
-                if not left:
+                if pause is None:
                     raise self.error("unreachable", f"it cannot be reached: {error}", _LATER) from None
             else:
-                if answer.status not in _PASSING or not left:
+                if answer.status not in _PASSING or pause is None:
                     return answer
                 asked = answer.headers.get("Retry-After", "")
                 pause = max(pause, min(float(asked), 10.0)) if asked.isdecimal() else pause
@@ -117,33 +103,31 @@ class Wire:
             time.sleep(pause)
         raise AssertionError("a request is tried at least once")
 
-    def _authorized(self, method: str, path: str, headers: Mapping[str, str], body: Body | None, size: int) -> Answer:
+    def _authorized(self, request: Request) -> Answer:
         """The answer to a request that says who asks, if the registry wants to know."""
-        answer = self._followed(method, path, headers, body, size)
+        answer = self._followed(request)
         challenge = answer.headers.get("WWW-Authenticate")
-        if answer.status == 401 and challenge and origin(answer.url) == origin(self._url(path)):
+        if answer.status == 401 and challenge and origin(answer.url) == origin(self._url(request.url)):
             answer.close()
             if self._introduce(challenge):
-                return self._followed(method, path, headers, body, size)
+                return self._followed(request)
             raise self._denied("it asks for a login")
         return answer
 
     # Redirects
 
-    def _followed(self, method: str, path: str, headers: Mapping[str, str], body: Body | None, size: int) -> Answer:
-        url = self._url(path)
+    def _followed(self, request: Request) -> Answer:
+        url = self._url(request.url)
         home = origin(url)
         known = True
         for _ in range(REDIRECTS + 1):
-            sent = {**headers}
-            if known and self._authorization:
-                sent["Authorization"] = self._authorization
-            answer = self._send(method, url, sent, body, size)
+            told = {"Authorization": self._authorization} if known and self._authorization else {}
+            answer = self._send(replace(request, url=url, headers={**request.headers, **told}))
             place = answer.headers.get("Location")
             if answer.status not in (301, 302, 303, 307, 308) or place is None:
                 return answer
             answer.close()
-            if method not in ("GET", "HEAD"):
+            if request.method not in ("GET", "HEAD"):
                 raise self.error("redirect", "it sends an upload on to another place, which is not followed", _ASTRAY)
             url = self._onward(url, place)
             known = known and origin(url) == home
@@ -162,18 +146,10 @@ class Wire:
 
     # One request
 
-    def _send(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        body: Body | None = None,
-        size: int = 0,
-        timeout: tuple[float, float] | None = None,
-    ) -> Answer:
+    def _send(self, request: Request) -> Answer:
         """Raises Dropped where no answer comes, QdcError `registry.tls` where the server is not trusted."""
         try:
-            return self._transport.send(method, url, headers, body, size, timeout)
+            return self._transport.send(request)
         except Untrusted as error:
             hint = "name the CA that signed its certificate: QDC_REGISTRY_CA=FILE (or SSL_CERT_FILE=FILE)"
             raise self.error("tls", str(error), hint) from None
@@ -204,7 +180,7 @@ class Wire:
             return "https"
         try:
             url = f"http://{self.reference.address}/v2/"
-            answer = self._send("GET", url, {}, timeout=(_PROBE_S, _PROBE_S))
+            answer = self._send(Request("GET", url, timeout=(_PROBE_S, _PROBE_S)))
         except Dropped:
             return "https"
         answer.close()
@@ -255,10 +231,10 @@ class Wire:
             form = {"grant_type": "refresh_token", "client_id": "qdc", "refresh_token": secret.identity}
             data = urlencode({**form, **service, "scope": scope}).encode()
             headers = {"Content-Type": "application/x-www-form-urlencoded"}
-            return self._send("POST", realm, headers, lambda: iter((data,)), len(data))
+            return self._send(Request("POST", realm, headers, lambda: iter((data,)), len(data)))
         query = urlencode([*service.items(), *(("scope", part) for part in scope.split())])
         headers = {"Authorization": secret.basic} if secret is not None else {}
-        return self._send("GET", f"{realm}{'&' if urlsplit(realm).query else '?'}{query}", headers)
+        return self._send(Request("GET", f"{realm}{'&' if urlsplit(realm).query else '?'}{query}", headers))
 
     def _trusts(self, host: str) -> bool:
         """Whether the user's password for the registry may go to `host`: the registry itself, or who owns its name."""

@@ -23,6 +23,12 @@ _ELSEWHERE = ("serve.rejection", "serve.gpu_memory_utilization")
 _V2_KINDS = ("dflash2", "dspark", "lilicorr", "xpress")
 
 
+def _lacked_kind(loaded: Loaded) -> str | None:
+    """The recipe's kind of drafter where the engine is known to lack it."""
+    wanted = kind(loaded)
+    return wanted if wanted in engines.columns() and fact(loaded, wanted) is False else None
+
+
 @TOPIC.rule(
     "ENG03",
     "error",
@@ -35,8 +41,8 @@ _V2_KINDS = ("dflash2", "dspark", "lilicorr", "xpress")
     final="nothing could be served",
 )
 def the_engine_has_the_kind(loaded: Loaded) -> Iterator[Found]:
-    engine, wanted = loaded.model.serve.engine, kind(loaded)
-    if wanted is None or wanted not in engines.columns() or fact(loaded, wanted) is not False:
+    engine, wanted = loaded.model.serve.engine, _lacked_kind(loaded)
+    if wanted is None:
         return
     first, last = engines.first(engine.platform, wanted), engines.last(engine.platform, wanted)
     if first is not None and engines.before(engine.vllm, first):
@@ -229,6 +235,8 @@ def the_engine_can_be_told(loaded: Loaded) -> Iterator[Found]:
     except QdcError:
         return
     for path, why in found:
-        if path.startswith("serve.") and path not in _ELSEWHERE:
-            parts = tuple(path.split("."))
+        parts = tuple(path.split("."))
+        if path.startswith("drafter.") and _lacked_kind(loaded) is None:
+            yield Found(parts, why, "take another drafter, or another engine", also=(_VERSION, "the engine"))
+        elif path.startswith("serve.") and path not in _ELSEWHERE:
             yield Found(written_at(loaded, parts, _VERSION), why, f"remove `{parts[-1]}`, or take another engine")

@@ -9,16 +9,24 @@ from collections.abc import Iterator
 
 from qdc.core.errors import QdcError
 from qdc.recipe.load import Loaded
+from qdc.recipe.reading import Path_
 from qdc.rules.parts import (
     BASE,
+    drafted_block,
     fact,
     is_hybrid,
     kind,
     lacks,
+    layer_kinds,
     on_cpu,
     patched,
     remedies,
     served_checkpoint,
+    setting,
+    target_place,
+    target_size,
+    target_text,
+    whole,
 )
 from qdc.rules.registry import Found, Topic
 from qdc.serving.engines import engine_row
@@ -57,6 +65,10 @@ def _cpu_caches(loaded: Loaded) -> bool:
 
 def _gpu_caches(loaded: Loaded) -> bool:
     return loaded.model.serve.engine.platform != "cpu" and _caches(loaded)
+
+
+def _has_size_limits(loaded: Loaded) -> bool:
+    return fact(loaded, "attention-heads") is not None
 
 
 @TOPIC.rule(
@@ -199,6 +211,57 @@ def the_cpu_kernel_takes_the_dtype(loaded: Loaded) -> Iterator[Found]:
 
 
 @TOPIC.rule(
+    "ENG19",
+    "error",
+    summary="The engine's kernels do not take a size of the target or of the drafter.",
+    why="It starts, and dies at the first request.",
+    fix="Take one of the sizes that the finding lists.",
+    evidence="Measured with vLLM 0.32.0 on CPU: linear attention with heads 32 wide and with convolutions over 1, 2, 3 "
+    "and 5 tokens; drafters with heads 16 and 40 wide; heads 80, 96, 160 and 224 wide of which a quarter is rotated, "
+    "as in Qwen3.5, where the rotary kernel writes past its end.",
+    failing="target: {base: {scratch: {architecture: {linear_attention: {conv_kernel: 3}}}}}",
+    passing="target: {base: {scratch: {architecture: {linear_attention: {conv_kernel: 4}}}}}",
+    final="the engine would die",
+    needs=(*BASE, "drafter.checkpoint"),
+    about=_has_size_limits,
+)
+def the_kernels_take_the_sizes(loaded: Loaded) -> Iterator[Found]:
+    for column, path, size, what in _sizes(loaded):
+        taken = fact(loaded, column)
+        if taken is not None and size is not None and size not in taken:
+            *first, last = map(str, taken)
+            known = f"{', '.join(first)} or {last}" if first else last
+            message = f"{what} is {size}, and the kernel of vLLM {loaded.model.serve.engine.vllm} takes {known}"
+            yield Found(path, message, f"write {known}", also=(_VERSION, "the engine"))
+
+
+def _sizes(loaded: Loaded) -> Iterator[tuple[str, Path_, int | None, str]]:
+    """(column of the engine table, recipe path, size, what it is) of every size that a kernel may refuse."""
+    if is_hybrid(loaded):
+        place = target_place(loaded, "linear_attention")
+        head = (*place, "head_dim") if place != ("target", "base") else place
+        width = (*place, "conv_kernel") if place != ("target", "base") else place
+        sizes = {target_size(loaded, f"linear_{name}_head_dim") for name in ("key", "value")} - {None}
+        for size in sorted(sizes, key=str):
+            yield "linear-attention-heads", head, size, "a head of the target's linear attention"
+        tokens = target_size(loaded, "linear_conv_kernel_dim")
+        yield "linear-attention-widths", width, tokens, "the convolution of the target's linear attention"
+    if "full_attention" in layer_kinds(loaded):
+        place = target_place(loaded, "attention")
+        head = (*place, "head_dim") if place != ("target", "base") else place
+        rope = (target_text(loaded) or {}).get("rope_parameters")
+        quarter = isinstance(rope, dict) and rope.get("partial_rotary_factor") == 0.25
+        column = "attention-heads-quarter" if quarter else "attention-heads"
+        yield column, head, target_size(loaded, "head_dim"), "a head of the target's attention"
+    block, facts = drafted_block(loaded), served_checkpoint(loaded)
+    if block is not None and facts is None:
+        path: Path_ = ("drafter", "architecture", "head_dim")
+        yield "attention-heads", path, block.head_dim, "a head of the drafter's attention"
+    elif facts is not None and facts.config is not None:
+        yield "attention-heads", ("drafter", "checkpoint"), whole(setting(facts.config, "head_dim")), "a drafter's head"
+
+
+@TOPIC.rule(
     "ENG07",
     "error",
     summary="Target, drafter and engine do not share one dtype.",
@@ -264,23 +327,26 @@ def prefixes_are_not_cached(loaded: Loaded) -> Iterator[Found]:
 @TOPIC.rule(
     "ENG10",
     "error",
-    summary="One draft step of all sequences needs more tokens than a step may hold.",
-    why="A step drafts K + 1 tokens for each sequence at once; past the budget the engine reads out of bounds.",
+    summary="One step of all sequences needs more tokens than a step may hold.",
+    why="A block drafter drafts K + 1 tokens for each sequence at once; past the budget the engine reads out of "
+    "bounds. Whatever drafts, an engine does not start whose budget has less than one token for each sequence.",
     fix="Lower `serve.max_num_seqs` or `serve.k`, or raise `serve.max_num_batched_tokens`.",
     evidence="An out-of-bounds read of a draft step larger than the budget: "
-    "https://github.com/vllm-project/vllm/pull/53970",
+    "https://github.com/vllm-project/vllm/pull/53970; vLLM 0.32.0 refused a budget below the sequences (measured).",
     failing="serve: {max_num_seqs: 65}",
     passing="serve: {max_num_seqs: 64}",
     final="the engine would fail",
 )
-def a_draft_step_fits(loaded: Loaded) -> Iterator[Found]:
+def a_step_fits(loaded: Loaded) -> Iterator[Found]:
     serve, budget = loaded.model.serve, _budget(loaded)
-    if kind(loaded) not in _BLOCKS or serve.k is None or budget is None:
+    if budget is None:
         return
-    needed = serve.max_num_seqs * (serve.k + 1)
+    step = serve.k + 1 if kind(loaded) in _BLOCKS and serve.k is not None else 1
+    needed = serve.max_num_seqs * step
     if needed > budget:
-        message = f"{serve.max_num_seqs} sequences draft {needed} tokens a step (K + 1 = {serve.k + 1}); {budget} fit"
-        hint = f"write `max_num_seqs: {max(1, budget // (serve.k + 1))}` or less"
+        doing = f"draft {needed} tokens a step (K + 1 = {step})" if step > 1 else f"need {needed} tokens a step"
+        message = f"{serve.max_num_seqs} sequences {doing}; {budget} fit"
+        hint = f"write `max_num_seqs: {max(1, budget // step)}` or less"
         more = f", or `max_num_batched_tokens: {needed}`" if serve.engine.platform != "cpu" else ""
         yield Found(("serve", "max_num_seqs"), message, hint + more)
 
