@@ -138,7 +138,7 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
     warnings = [str(item) for item in require(loaded)]
     taken = {name: _take(store, given) for name, given in looked.items()}
     folders = {name: given["digest"] for name, given in taken.items()}
-    drafter = loaded.data["drafter"]
+    drafter = loaded.data.get("drafter")
     facts = {
         "code": digests(store, code),
         "versions": versions(lock_text("train")),
