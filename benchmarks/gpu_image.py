@@ -40,7 +40,8 @@ FP32 on a CPU. In these runs both servers started at once.
 
 `lossless` fails on both: the 200 conversations with head-room are equal, and of the 5 that fill the context one gets
 another text, with the W4 drafter and its patch and with the BF16 one without any patch alike. It is what `ENG02` warns
-of before the build: this engine loses a hybrid target's state where drafts are trimmed; 0.32.0 keeps it."""
+of before the build: this engine loses a hybrid target's state where drafts are trimmed. 0.32.0 has a correction, which
+was not run on a card here."""
 OPT = ("opt/models", "opt/qdc/serve.json", "opt/qdc/manifest.json", "opt/qdc/packages.json", "opt/qdc/serving",
        "opt/qdc/patches")  # fmt: skip
 
