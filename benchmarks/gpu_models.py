@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from qdc.formats import compressed_tensors, dflash
+from qdc.formats import compressed_tensors, dflash, qwen35
 from qdc.methods import grid, packing
 from qdc.methods.dflash import Drafter, DrafterShape
 
@@ -71,29 +71,9 @@ def target_config() -> dict[str, Any]:
         "tie_word_embeddings": True,
         "eos_token_id": 248044,
     }
-    vision = {
-        "model_type": "qwen3_5",
-        "depth": 1,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "patch_size": 16,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "out_hidden_size": 2560,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [],
-    }
-    ignored = ["lm_head", r"re:.*visual.*", r"re:.*linear_attn\.in_proj_[ab]$", r"re:.*conv1d$", r"re:.*mtp.*"]
-    return {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "model_type": "qwen3_5",
-        "dtype": "bfloat16",
-        "tie_word_embeddings": True,
-        "text_config": text,
-        "vision_config": vision,
-        "quantization_config": compressed_tensors.quantization_config({**SCHEME, "group_size": 32}, ignored),
-    }
+    ignored = ["lm_head", r"re:.*linear_attn\.in_proj_[ab]$", r"re:.*conv1d$", r"re:.*mtp.*"]
+    packed = compressed_tensors.quantization_config({**SCHEME, "group_size": 32}, ignored)
+    return qwen35.whole_of({**text, "quantization_config": packed})
 
 
 def drafter_config(window: int | None, quantization: dict[str, Any] | None) -> dict[str, Any]:

@@ -113,8 +113,11 @@ def test_a_share_is_every_nth_row_and_all_shares_are_the_batch() -> None:
     assert Group(5, 6).share([1, 2]) == []
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without a card")
-def test_without_a_card_the_device_is_an_error_that_says_what_to_type(chain: Chain, tmp_path: Path) -> None:
+def test_without_a_card_the_device_is_an_error_that_says_what_to_type(
+    chain: Chain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     ran = distilled(chain, tmp_path, device="cuda")
     assert ran.code == 4 and ran.error and ran.error["id"] == "stage.device"
     assert "sees no card of that kind" in ran.error["message"] and "QDC_DEVICE=cpu" in ran.error["hint"]

@@ -263,11 +263,13 @@ def _judge(look: Look, told: list[Claim], findings: Findings, judged: list[Verdi
     """A verdict for each claim and fact; a claim about what is `judged` already is held against that row."""
     groups = claims.by_id([*claims.leaves(told, findings.facts), *findings.claims])
     rows = []
+    before: dict[str, list[Verdict]] = {}
+    for row in judged:
+        before.setdefault(row["claim"], []).append(row)
     for id in sorted({*groups, *findings.facts}):
         group = groups.get(id, [])
-        before = [row for row in judged if row["claim"] == id]
-        if before:
-            _hold(look, before, group)
+        if id in before:
+            _hold(look, before[id], group)
             continue
         leaf = claims.SECTIONS[id] if id in claims.SECTIONS and _absent(group) else id
         fact = findings.facts.get(id) or findings.facts.get(leaf)

@@ -9,7 +9,6 @@ Exit 0 when all passed, 1 when something failed, 3 when something could not be d
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 import signal
@@ -19,6 +18,7 @@ from typing import Any, NoReturn
 from qdc.cli.common import answer, note, open_store, parser
 from qdc.cli.progress import Quiet, listener
 from qdc.core.errors import QdcError
+from qdc.formats.chats import messages
 from qdc.report.text import figure, measurement_table, table
 from qdc.run.references import Reference, refer
 from qdc.store.store import Store
@@ -201,16 +201,10 @@ def _conversations(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            messages = json.loads(line)["messages"]
-            good = isinstance(messages, list) and all(
-                isinstance(message["role"], str) and isinstance(message["content"], str) for message in messages
-            )
-        except (ValueError, KeyError, TypeError, RecursionError):
-            good, messages = False, []
-        if not good or not messages:
+        found = messages(line)
+        if found is None:
             raise QdcError("gate.ask", "this is no conversation", file=path, line=number, column=1, hint=hint)
-        rows.append({"messages": messages})
+        rows.append({"messages": found})
     if not rows:
         raise QdcError("gate.ask", "no conversation is in this file", file=path, hint=hint)
     return rows

@@ -101,7 +101,7 @@ class _Gate(Steps):
 
     def all(self, prompts: Sequence[Mapping[str, Any]], floor: float | None) -> None:
         compared = all("replay" in row or "accepted" in row for row in prompts)
-        replay = [_replayed(row) for row in prompts] if prompts and compared else None
+        replay = [replayed(row) for row in prompts] if prompts and compared else None
         with contextlib.ExitStack() as stack:
             self._open(stack)
             self._before_start()
@@ -325,7 +325,7 @@ def _object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _replayed(row: Mapping[str, Any]) -> Mapping[str, int]:
+def replayed(row: Mapping[str, Any]) -> Mapping[str, int]:
     """The replay's counts of one prompt: accepted and drafts. Raises QdcError `gate.replay`."""
     if "replay" not in row:
         return {"accepted": row["accepted"], "drafts": row["drafts"]}

@@ -235,12 +235,16 @@ def the_kernels_take_the_sizes(loaded: Loaded) -> Iterator[Found]:
             yield Found(path, message, f"write {known}", also=(_VERSION, "the engine"))
 
 
+def _inside(place: Path_, field: str) -> Path_:
+    """The field of a target that the recipe describes; of a given one there is only the target itself."""
+    return (*place, field) if place != ("target", "base") else place
+
+
 def _sizes(loaded: Loaded) -> Iterator[tuple[str, Path_, int | None, str]]:
     """(column of the engine table, recipe path, size, what it is) of every size that a kernel may refuse."""
     if is_hybrid(loaded):
         place = target_place(loaded, "linear_attention")
-        head = (*place, "head_dim") if place != ("target", "base") else place
-        width = (*place, "conv_kernel") if place != ("target", "base") else place
+        head, width = _inside(place, "head_dim"), _inside(place, "conv_kernel")
         sizes = {target_size(loaded, f"linear_{name}_head_dim") for name in ("key", "value")} - {None}
         for size in sorted(sizes, key=str):
             yield "linear-attention-heads", head, size, "a head of the target's linear attention"
@@ -248,7 +252,7 @@ def _sizes(loaded: Loaded) -> Iterator[tuple[str, Path_, int | None, str]]:
         yield "linear-attention-widths", width, tokens, "the convolution of the target's linear attention"
     if "full_attention" in layer_kinds(loaded):
         place = target_place(loaded, "attention")
-        head = (*place, "head_dim") if place != ("target", "base") else place
+        head = _inside(place, "head_dim")
         rope = (target_text(loaded) or {}).get("rope_parameters")
         quarter = isinstance(rope, dict) and rope.get("partial_rotary_factor") == 0.25
         column = "attention-heads-quarter" if quarter else "attention-heads"

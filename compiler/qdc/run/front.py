@@ -126,6 +126,7 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
     from qdc.graph.support import unsupported
     from qdc.recipe.load import load
     from qdc.rules.check import require
+    from qdc.serving.render import drafter_kind
     from qdc.sources.facts import attach
     from qdc.sources.lock import lock_path, trees
 
@@ -138,12 +139,11 @@ def _read(path: Path, sets: list[str], store: Store, memo: Path, code: str) -> F
     warnings = [str(item) for item in require(loaded)]
     taken = {name: _take(store, given) for name, given in looked.items()}
     folders = {name: given["digest"] for name, given in taken.items()}
-    drafter = loaded.data.get("drafter")
     facts = {
         "code": digests(store, code),
         "versions": versions(lock_text("train")),
         "chat_template": loaded.chat_template,
-        "serve_lock": serve_lock(drafter["architecture"]["kind"] if drafter else None),
+        "serve_lock": serve_lock(drafter_kind(loaded.data.get("drafter"))),
         "templates": loaded.templates,
         "sources": folders | {place: tree.digest for place, tree in pinned.items()},
         "trees": folders,

@@ -10,6 +10,7 @@ from qdc.core import canonical
 from qdc.core.errors import COULD_NOT, QdcError
 from qdc.core.files import write_json
 from qdc.core.stage import Context
+from qdc.formats import chats
 from qdc.methods import synthetic
 
 ROLES = ("system", "user", "assistant")
@@ -82,13 +83,8 @@ def _from_file(folder: Path, excluded: set[str]) -> tuple[list[Row], dict[str, i
 
 def _messages(line: bytes, number: int) -> list[dict[str, str]]:
     """The turns of one line of the file. Raises QdcError `stage.prompts.row`."""
-    try:
-        messages = json.loads(line.decode("utf-8"))["messages"]
-        turns = [{"role": message["role"], "content": message["content"]} for message in messages]
-        good = bool(turns) and all(isinstance(text, str) for turn in turns for text in turn.values())
-    except (ValueError, KeyError, TypeError, RecursionError):
-        good, turns = False, []
-    if not good or any(turn["role"] not in ROLES for turn in turns):
+    turns = [{"role": turn["role"], "content": turn["content"]} for turn in chats.messages(line) or ()]
+    if not turns or any(turn["role"] not in ROLES for turn in turns):
         raise _wrong(
             number, f"it is no JSON object with `messages`, each with `role` ({', '.join(ROLES)}) and `content`"
         )
