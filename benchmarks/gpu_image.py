@@ -29,6 +29,7 @@ sys.path.insert(0, str(HERE.parent / "compiler"))
 
 from qdc.gate import contracts, host  # noqa: E402
 from qdc.gate.contracts import Subject  # noqa: E402
+from qdc.gate.image_gate import replayed  # noqa: E402
 from qdc.gate.running import Running  # noqa: E402
 from qdc.gate.steps import Steps, Stop  # noqa: E402
 
@@ -108,7 +109,7 @@ def gate(options: argparse.Namespace) -> None:
         environment = {**os.environ, "VLLM_PORT": "tcp://10.0.0.1:80"}
         served = stack.enter_context(host.serve(sys.executable, root, ["--verify"], None, logs[0]))
         prompts = said["prompts"]
-        replay = [next(iter(row["replay"].values())) if "replay" in row else row for row in prompts] or None
+        replay = [replayed(row) for row in prompts] or None
         run = Running(
             steps,
             served,
